@@ -1,6 +1,7 @@
 """The import table of docs/architecture.md, enforced: a package imports only those in its row, in no circle."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,9 @@ SHARED_NAMES = {
     "Parameters",
     "PromptFields",
     "SamplingParams",
-    "_Message",
 }
+# A struct of C++ may have the name of a Python class here: both describe the same memory, or mean the same.
+CPP_MIRRORS = ("kernels/native/", "kernels/triton/sampling/")
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PACKAGE_FILES = [path for path in FILES if path.parent != SOURCE]
@@ -168,8 +170,40 @@ def test_no_code_is_run_from_data(path: Path) -> None:
 
 def test_the_name_of_a_class_has_one_meaning() -> None:
     bodies = (ast.parse(path.read_text(encoding="utf-8")).body for path in FILES)
-    names = Counter(node.name for body in bodies for node in body if isinstance(node, ast.ClassDef))
+    names = Counter(node.name.lstrip("_") for body in bodies for node in body if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
+
+
+def test_a_struct_of_cpp_has_no_name_of_an_unrelated_class() -> None:
+    structs = set()
+    for path in (SOURCE / "kernels/native/cpp").rglob("*.[ch]*"):
+        structs.update(re.findall(r"^(?:struct|class) (\w+) \{", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"LinearOp", "ThreadTeam"} <= structs
+    for path in FILES:
+        if not str(path.relative_to(SOURCE)).startswith(CPP_MIRRORS):
+            classes = {
+                node.name.lstrip("_") for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+            }
+            assert not classes & structs, f"{path.relative_to(SOURCE)}: C++ has a struct of that name"
+
+
+def test_only_kernels_of_triton_lack_annotations() -> None:
+    """mypy cannot exempt functions by their decorator, so its check is off in these modules, and this test is there."""
+    checked = 0
+    for path in (SOURCE / "kernels/triton").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            if any(ast.unparse(each).startswith("triton.jit") for each in function.decorator_list):
+                continue
+            given, where = function.args, f"{path.name}:{function.lineno}: {function.name}"
+            arguments = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+            assert function.returns is not None, f"{where} lacks the type of its result"
+            for argument in arguments:
+                typed = argument is None or argument.annotation is not None or argument.arg in ("self", "cls")
+                assert typed, f"{where}: {argument.arg} lacks a type"
+            checked += 1
+    assert checked > 50
 
 
 def test_no_import_is_circular() -> None:

@@ -30,9 +30,9 @@ def child() -> int:
 
 async def main(moment: str) -> None:
     if moment == "told":
-        spawned = EngineChild(ENGINE)
-        spawned.send_config(config(MOMENTS[moment]))
-        print(spawned.process.pid, flush=True)
+        child = EngineChild(ENGINE)
+        child.send_config(config(MOMENTS[moment]))
+        print(child.process.pid, flush=True)
         time.sleep(60)
     starting = asyncio.create_task(spawn(config(MOMENTS[moment]), ENGINE))
     await asyncio.sleep(0)

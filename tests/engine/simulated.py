@@ -32,7 +32,7 @@ from penstock.messages import (
     StepTiming,
     TokenDelta,
 )
-from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, expected_output
+from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor, expected_output
 
 RANK = (sys.executable, "-m", "tests.engine.ranks.simulated_rank")
 ENGINE = (sys.executable, "-m", "tests.engine.simulated_process")

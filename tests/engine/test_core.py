@@ -23,7 +23,8 @@ from penstock.messages import (
 )
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.engine.simulated import BAD_SEED, Answer, expected
-from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, request
+from tests.schedule.simulated import request
+from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor
 
 LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
 

@@ -17,7 +17,8 @@ from penstock.engine.recovery import EndsEngines
 from penstock.messages import EngineError, GenerateRequest
 from tests.engine.processes import alive
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, until
-from tests.schedule.simulated import logprob_row, request
+from tests.schedule.simulated import request
+from tests.schedule.simulated_executor import logprob_row
 
 Starter = Callable[..., Awaitable[StreamingClient]]
 SLOW = Scenario(step_seconds=0.003)

@@ -1,6 +1,8 @@
 """Every provider of every op against the op's reference, and the references against other formulas."""
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from penstock.kernels import OPS, Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.attention import ReferenceAttention, attention_inputs
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, qk_norm_rope, rms_norm, silu_and_mul
 from penstock.kernels.linear import TorchLinear
+from penstock.kernels.native.session import Session
+from penstock.kernels.provider_selection import MEASURED_SETS
 from penstock.kernels.registry import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -76,6 +80,16 @@ def test_selection_prefers_a_supported_provider_and_falls_back() -> None:
 def test_without_native_kernels_everything_is_computed_by_torch(dtype: torch.dtype) -> None:
     fingerprint = select_kernels(PLATFORMS[0], Needs(dtype)).fingerprint
     assert fingerprint == "linear=torch,rms_norm=torch,paged_attention=torch,experts=torch"
+
+
+def test_a_set_without_figures_is_named_as_never_measured() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    assert {folder.name for folder in results.iterdir() if folder.is_dir()} == set(MEASURED_SETS)
+    kernels = select_kernels(PLATFORMS[0], Needs(torch.bfloat16))
+    for isa in (*MEASURED_SETS, "amx"):
+        native = replace(kernels, session=cast(Session, object()), fingerprint=f"linear=native,isa={isa}")
+        never = " (never measured on this kind of processor)" if isa == "amx" else ""
+        assert native.summary == f"native kernels for {isa}{never}"
 
 
 def test_rms_norm_is_the_formula_in_fp64() -> None:

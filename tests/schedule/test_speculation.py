@@ -11,7 +11,8 @@ from penstock.messages import Window
 from penstock.schedule import EventFile, ReplayMismatch, read_events, replay
 from penstock.schedule.log import Applied, Submitted
 from tests.schedule.known_texts import Cost, Text, serve
-from tests.schedule.simulated import expected_output, request, simulation
+from tests.schedule.simulated import request, simulation
+from tests.schedule.simulated_executor import expected_output
 
 VOCABULARY = 5000
 

@@ -27,7 +27,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None  # the sum over the tokens, if logprobs were asked for
+    cumulative_logprob: float | None = None  # the sum over the tokens, if logprobs were requested
     logprobs: list[TokenAlternatives] | None = None
     finish_reason: FinishReason | None = None  # None: not finished
 

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the whole output must match: exactly one of these."""
+    """A constraint that the whole output must match: exactly one of these fields is set."""
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
     regex: str | None = None
@@ -47,7 +47,7 @@ class SamplingParams:
     priority: int | None = None
 
     def request_fields(self, *, chat: bool) -> dict[str, Any]:
-        """The fields of a request to OpenAI's API that asks for the same."""
+        """Returns the equivalent fields of a request to OpenAI's API."""
         given = _given(self)
         if chat and self.logprobs is not None:
             given["logprobs"], given["top_logprobs"] = True, self.logprobs

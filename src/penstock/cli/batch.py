@@ -34,7 +34,7 @@ INTERRUPTED = 130  # exit status
 
 
 @dataclass
-class _Job:
+class _BatchRun:
     """A batch: its files, and what is done."""
 
     requests: Path
@@ -77,7 +77,7 @@ def batch(requests: str, answers: str, model: str | None, flags: Flags) -> int:
         ids = _check(Path(requests))
     with _open_answers(Path(answers)) as file:
         done = _answered(file, ids, answers)
-        job = _Job(Path(requests), len(ids), file, done)
+        job = _BatchRun(Path(requests), len(ids), file, done)
         if done:
             rest = "nothing is left to do" if len(done) == len(ids) else "going on with the others"
             print(f"{answers} has {len(done):,} of {len(ids):,} answers: {rest}", file=sys.stderr)
@@ -170,7 +170,7 @@ def _answered(file: FileIO, ids: set[str], name: str) -> set[str]:
     return found
 
 
-async def _run(job: _Job, prepared: PreparedModel, limits: RequestLimits) -> None:
+async def _run(job: _BatchRun, prepared: PreparedModel, limits: RequestLimits) -> None:
     """Answers the pending requests, as many at a time as the engine runs and some that wait."""
     stop = asyncio.current_task()
     assert stop is not None
@@ -183,7 +183,7 @@ async def _run(job: _Job, prepared: PreparedModel, limits: RequestLimits) -> Non
             await _answer_all(job, local, 2 * engine.max_num_seqs, say)
 
 
-async def _answer_all(job: _Job, local: LocalRequests, at_once: int, say: Callable[[str], None]) -> None:
+async def _answer_all(job: _BatchRun, local: LocalRequests, at_once: int, say: Callable[[str], None]) -> None:
     pending = job.pending()
 
     def show() -> None:
@@ -206,7 +206,7 @@ async def _answer_all(job: _Job, local: LocalRequests, at_once: int, say: Callab
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _summary(job: _Job, began: float) -> str:
+def _summary(job: _BatchRun, began: float) -> str:
     seconds = time.monotonic() - began
     refused = job.answered - job.statuses[200]
     errors = f", {refused:,} of them with an error" if refused else ""

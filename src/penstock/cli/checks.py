@@ -49,7 +49,7 @@ def check_tls(server: ServerConfig) -> "TLS | None":
 
 
 def check_grpc(server: ServerConfig) -> None:
-    """Raises ConfigError if gRPC is asked for and its packages are missing."""
+    """Raises ConfigError if gRPC is enabled and its packages are missing."""
     if server.grpc_port is None:
         return
     if not (find_spec("grpc") and find_spec("google") and find_spec("google.protobuf")):

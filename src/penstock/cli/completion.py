@@ -47,7 +47,7 @@ def script(shell: str) -> str:
 
 
 def enable() -> None:
-    """Lets Typer answer if a shell asks for completions."""
+    """Lets Typer answer when a shell requests completions."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

@@ -197,7 +197,7 @@ def served_model(
 ) -> "ServedModel":
     """Returns what answers requests with an engine of the model. `costs` are those of its steps, `texts` is
     what `text_digest` returns, if that has been called before."""
-    from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
+    from penstock.frontend import ServedModel  # imported here, because a command may only compute what fits
     from penstock.text import Tokenizer
 
     server, path = answers.server, Path(answers.path)

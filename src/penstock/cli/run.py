@@ -24,7 +24,7 @@ NAMES = (*(model.name for model in PACKAGED), EMBEDDED)
 
 
 @dataclass(frozen=True)
-class _Session:
+class _ChatSetup:
     """The model and the settings of a session."""
 
     config: "EngineConfig"
@@ -55,7 +55,7 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
     if not (prompt or "").strip() and not (piped or "").strip() and (prompt, piped) != (None, None):
         raise ValueError("the prompt is empty; write at least a word")
     try:
-        status = asyncio.run(_main(_Session(config, prepared.generation, own, engine), prompt, piped))
+        status = asyncio.run(_main(_ChatSetup(config, prepared.generation, own, engine), prompt, piped))
     except BrokenPipeError:  # the reader of the answer has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
@@ -71,7 +71,7 @@ def _names(words: Sequence[str]) -> Sequence[str]:
     return list(dict.fromkeys((*NAMES, *known_names())))
 
 
-async def _main(session: _Session, prompt: str | None, piped: str | None) -> int:
+async def _main(session: _ChatSetup, prompt: str | None, piped: str | None) -> int:
     """Returns the exit status."""
     from penstock.cli.chat.chat import Chat
     from penstock.cli.chat.conversation import Conversation

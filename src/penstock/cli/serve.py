@@ -33,7 +33,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         engine = engine or EngineChild()
     except OSError as error:
         sys.exit(f"penstock: cannot start the engine process: {error}")
-    with engine as spawned:
+    with engine as child:
         from penstock.cli.address import bind, listen
         from penstock.cli.prepare import find_given, prepare_found, read_given
         from penstock.config import ServerConfig
@@ -46,8 +46,8 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         sock = bind(host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
         prepared = prepare_found(find_given(given))
-        spawned.send_config(prepared.resolved.engine)
-        start, several = _Start(model, flags, given, prepared), prepared.resolved.server.api_processes > 1
+        child.send_config(prepared.resolved.engine)
+        start, several = _ServeCommand(model, flags, given, prepared), prepared.resolved.server.api_processes > 1
         supervisor = _supervisor(prepared, sock, grpc_sock) if several else None
         if supervisor is None:
             listen(sock)
@@ -58,9 +58,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         show_memory(prepared.resolved)
         try:
             if supervisor is None:
-                uvloop.run(_main(start, spawned, sock, grpc_sock, started, dropped_lines))
+                uvloop.run(_main(start, child, sock, grpc_sock, started, dropped_lines))
             else:
-                uvloop.run(_supervise(start, spawned, supervisor, sock, grpc_sock, started, dropped_lines))
+                uvloop.run(_supervise(start, child, supervisor, sock, grpc_sock, started, dropped_lines))
         except (EngineError, OSError) as error:
             show_end(prepared.resolved, error)
             sys.exit(1)
@@ -71,7 +71,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
-class _Start(NamedTuple):
+class _ServeCommand(NamedTuple):
     """The command line of the server, and what was read from it."""
 
     model: str | None  # as on the command line
@@ -81,8 +81,8 @@ class _Start(NamedTuple):
 
 
 async def _main(
-    start: _Start,
-    spawned: EngineChild,
+    start: _ServeCommand,
+    child: EngineChild,
     sock: socket.socket,
     grpc_sock: socket.socket | None,
     started: float,
@@ -92,7 +92,7 @@ async def _main(
     import os
 
     prepared = start.prepared
-    connecting = asyncio.create_task(_connect(prepared, spawned))
+    connecting = asyncio.create_task(_connect(prepared, child))
     await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry
@@ -137,8 +137,8 @@ async def _main(
 
 
 async def _supervise(
-    start: _Start,
-    spawned: EngineChild,
+    start: _ServeCommand,
+    child: EngineChild,
     supervisor: "Supervisor",
     sock: socket.socket,
     grpc_sock: socket.socket | None,
@@ -153,7 +153,7 @@ async def _supervise(
     from penstock.engine.processors import keep_off
 
     prepared = start.prepared
-    client = await _connect(prepared, spawned)
+    client = await _connect(prepared, child)
     loaded = LoadedVersion.of(prepared, start.given)
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 
@@ -168,7 +168,7 @@ async def _supervise(
         await supervisor.run(client, costs, dropped_lines, ready, reloader)
 
 
-async def _connect(prepared: "PreparedModel", spawned: EngineChild) -> "StreamingClient":
+async def _connect(prepared: "PreparedModel", child: EngineChild) -> "StreamingClient":
     """Returns the client of the engine when it is ready."""
     import contextlib
 
@@ -180,7 +180,7 @@ async def _connect(prepared: "PreparedModel", spawned: EngineChild) -> "Streamin
     plain = prepared.resolved.server.log_format == "text"
     check = ManifestCheck(prepared.path)
     with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
-        return await verified(connect(prepared.resolved.engine, spawned, resumes=True), check)
+        return await verified(connect(prepared.resolved.engine, child, resumes=True), check)
 
 
 def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":

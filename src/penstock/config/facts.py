@@ -16,7 +16,7 @@ class PageShape(msgspec.Struct, frozen=True):
     """The part of a KV page that one layer uses: `planes` x `heads` rows of `width` elements for each token.
 
     Full attention has planes for keys and values; latent attention has one plane and one head. A layer that keeps
-    nothing has width 0. A layer with a state has no page: it keeps `width` float32 elements of a sequence, whatever its
+    nothing has width 0. A layer with a state has no page: it keeps `width` float32 elements for a sequence of any
     length.
     """
 

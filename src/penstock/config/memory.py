@@ -148,7 +148,7 @@ def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
 
 
 def kv_budget(engine: EngineConfig, left: int, wanted: int) -> int:
-    """How much of the memory that is left the KV pool gets: half, or `wanted` if that is more. On a GPU it gets all:
+    """Returns the KV pool's share of the memory that is left: half, or `wanted` if that is more. On a GPU it gets all:
     there gpu_memory_utilization keeps memory free for other programs."""
     return left if engine.device == "cuda" else max(int(left * KV_SHARE), min(wanted, left))
 

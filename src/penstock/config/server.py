@@ -31,7 +31,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
-    max_answer_bytes: int = 32 << 20  # that a request may ask for, estimated from tokens and log-probabilities
+    max_answer_bytes: int = 32 << 20  # that a request may have, estimated from tokens and log-probabilities
     max_stop_strings: int = 16
     max_priority: int = 10  # `priority` is from -max_priority to max_priority
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none

@@ -226,8 +226,8 @@ def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
 
 
 def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
-    """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Of experts,
-    the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
+    """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Experts count
+    by the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
     layers = sum(
         int(m.count * _matrix_bytes(m, engine) * (1.0 - (1.0 - m.share) ** rows))
         for m in facts.matrices

@@ -109,7 +109,7 @@ class EngineCore:
             self._out.rejected.append(Rejected(request_id, _late(seconds), "deadline"))
         while self._outstanding < self._depth and (plan := self._scheduler.plan(now)) is not None:
             if plan.new:
-                # If the step ends the engine, the client must know who was in it.
+                # If the step ends the engine, the client needs the names of its requests.
                 self._channel.post(Step(begun=self._scheduler.begun(plan)))
             try:
                 self._executor.submit(plan)

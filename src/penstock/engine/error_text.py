@@ -18,7 +18,8 @@ def is_for_user(error: Exception) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error that was written for a user. Of any other, return its type, message and the last
+    """Return the message of an error that was written for a user. For any other error, return its type, message and the
+    last
     lines of its traceback, and log all of it."""
     if is_for_user(error):
         return str(error)

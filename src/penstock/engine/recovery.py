@@ -1,8 +1,8 @@
 """Decides what happens to requests when their engine has ended: which go on at once, which are tried one by one, and
 which are refused because they end engines.
 
-A request that the engine had begun, but not answered, may have ended it. Such requests are held and sent to the next
-engine one at a time, each after the one before it has been answered. If that engine ends too, the culprit is known: a
+A request that the engine had begun, but not answered, may have ended it. These suspects are held and sent to the next
+engine one at a time, each after the one before it has been answered. If that engine ends too, the culprit is certain: a
 prompt ends two engines at most. Requests that had been answered, or that had not begun, go on at once.
 """
 

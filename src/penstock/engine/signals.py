@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 # A terminal's Ctrl-C and its end, and the SIGTERM of systemd, `timeout` or a shell. The client's process decides what
-# they mean. Engines and ranks end when it tells them to, or when it is gone.
+# they mean. Engines and ranks end at its command, or when it has ended.
 GROUP_SIGNALS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 

@@ -167,7 +167,7 @@ def decoder_spec(
     tie = config.flag("tie_word_embeddings", tied)
     if any(layer.post_norms and layer.pre_norms for layer in layers) and names.norms == LLAMA_NORMS:
         names = replace(names, norms=GEMMA_NORMS)
-    parameters = _Parameters(names, prefix, hidden, norm_bias, experts, attention_parameters)
+    parameters = _ParameterMaker(names, prefix, hidden, norm_bias, experts, attention_parameters)
     return ModelSpec(
         family=family,
         vocab_size=vocab,
@@ -213,7 +213,7 @@ def _integer(config: HFConfig, name: str, default: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Parameters:
+class _ParameterMaker:
     """Makes the parameters of a model whose tensors have these names."""
 
     names: TensorNames

@@ -118,7 +118,8 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """What all layers of an encoder share, and how its text becomes vectors. Norms are LayerNorm, and a norm or a
+    """The settings that all layers of an encoder share, and how its text becomes vectors. Norms are LayerNorm, and a
+    norm or a
     matrix has a bias if there is a parameter of its name."""
 
     activation: EncoderActivation
@@ -309,8 +310,8 @@ class ModelSpec:
 
     @property
     def plain_scores(self) -> bool:
-        """Whether no layer's attention bounds scores, has sinks, or sees chunks. Transformers' code may ask for the
-        first two."""
+        """Whether no layer's attention bounds scores, has sinks, or sees chunks. Models with transformers' code may
+        have the first two."""
         if any(window.chunked for window in self.windows):
             return False
         return self.transformers is None and not any(

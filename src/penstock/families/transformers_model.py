@@ -159,7 +159,8 @@ def _spec(config: HFConfig, tensors: Mapping[str, StoredTensor], code: Transform
 
 
 def _attention(config: HFConfig, hidden: int) -> GroupedQuerySpec:
-    """The attention of every layer. What it says is compared with what transformers' code gives to our attention."""
+    """The attention of every layer. The decoder compares it with the arguments that transformers' code passes to our
+    attention."""
     heads = config.integer("num_attention_heads")
     kv_heads = 1 if config.get("multi_query") is True else config.integer("num_key_value_heads", heads)
     if heads % kv_heads:

@@ -111,13 +111,13 @@ def _background(
         return None
     if siblings is not None and not siblings.first:
         return StorageOnly(storage)
+    from penstock.frontend.jobs.places import BatchPlaces
     from penstock.frontend.jobs.runner import BatchRunner
-    from penstock.frontend.jobs.turns import Turns
 
     local = ServedRequests(serving, limits, config.seed, priority=limits.max_priority + LATER_PRIORITY)
-    turns = Turns(2 * serving.model.client.info.max_num_seqs, local.others)
+    places = BatchPlaces(2 * serving.model.client.info.max_num_seqs, local.others)
     fresh = siblings is None or siblings.fresh
-    return BatchRunner(storage, tenant_of(config.api_key), local, limits, turns, fresh)
+    return BatchRunner(storage, tenant_of(config.api_key), local, limits, places, fresh)
 
 
 def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlette:
@@ -243,7 +243,8 @@ def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
-    """Returns a function from a path to its template. There are few templates, whatever paths clients send."""
+    """Returns a function from a path to its template. The number of templates is fixed, for any paths that clients
+    send."""
     fixed = frozenset(route.path for route in routes if isinstance(route, Route) and "{" not in route.path)
     patterns = [
         (route.path_regex, _shown(route.path)) for route in routes if isinstance(route, Route) and "{" in route.path

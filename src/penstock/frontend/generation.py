@@ -26,7 +26,7 @@ class PromptPart(msgspec.Struct, frozen=True):
     include_stop: bool = False  # the text includes the stop string or stop token that ended it
     skip_special_tokens: bool = True
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
-    prompt_only: bool = False  # no output was asked for; the engine's one token is dropped
+    prompt_only: bool = False  # no output was requested; the engine's one token is dropped
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class Usage(msgspec.Struct):
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
 
 
-class _Choice:
+class _ChoiceState:
     """The state of one choice."""
 
     __slots__ = ("characters", "ended", "first", "index", "last", "text", "tokens")
@@ -75,7 +75,7 @@ class _Progress:
 
     __slots__ = ("choices", "held", "open", "part", "prompt_logprobs", "unfinished")
 
-    def __init__(self, part: PromptPart, choices: list[_Choice]) -> None:
+    def __init__(self, part: PromptPart, choices: list[_ChoiceState]) -> None:
         self.part = part
         self.choices = choices
         self.unfinished = len(choices)
@@ -115,7 +115,7 @@ class Generation:
         for part in parts:
             first = sum(len(progress.choices) for progress in self._progress)
             texts = (_output_text(model, part) for _ in range(part.request.n))
-            self._progress.append(_Progress(part, [_Choice(first + i, text) for i, text in enumerate(texts)]))
+            self._progress.append(_Progress(part, [_ChoiceState(first + i, text) for i, text in enumerate(texts)]))
         self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts))
 
     async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:
@@ -238,7 +238,7 @@ class Generation:
             choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids, stopped
         )
 
-    def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
+    def _end(self, progress: _Progress, choice: _ChoiceState, reason: FinishReason) -> None:
         choice.ended = True
         progress.unfinished -= 1
         if self._trace is not None:
@@ -261,7 +261,7 @@ def _output_text(model: ServedModel, part: PromptPart) -> OutputText:
 
 
 def _read(
-    choice: _Choice, part: PromptPart, delta: TokenDelta
+    choice: _ChoiceState, part: PromptPart, delta: TokenDelta
 ) -> tuple[str, tuple[int, ...], int, FinishReason | None, str | None]:
     """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None, stop string)."""
     if part.prompt_only:

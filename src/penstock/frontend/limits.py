@@ -50,7 +50,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: float = 75.0
     request_timeout: float | None = None  # from a request to its last token; None: no limit
     first_token_timeout: float | None = None  # from a request to its first token
-    drain_timeout: float = 30.0  # for requests in flight to finish after the server was asked to stop
+    drain_timeout: float = 30.0  # for requests in flight to finish after a signal to stop
     retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 
     def share(self, processes: int) -> "RequestLimits":

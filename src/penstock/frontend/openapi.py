@@ -63,7 +63,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for wire, route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
-        # If several wires have a path, the first one's route is described. Clients must ask for the others by a header.
+        # If several wires have a path, the first one's route is described. Clients select the others by a header.
         paths.setdefault(path, {}).setdefault(route.method.lower(), _fields(wire, route, operation, schema_of, model))
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"

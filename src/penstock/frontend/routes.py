@@ -299,7 +299,8 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
-    """False for GET: pages are answered without a key, and what nobody uses must not fill the bodies' budget."""
+    """Returns False for GET: pages are answered without a key, and bodies that no route reads must not fill the bodies'
+    budget."""
     if scope["method"] in _SHOWS:
         return False
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None

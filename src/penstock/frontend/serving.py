@@ -81,7 +81,7 @@ class Serving:
 
     @property
     def series(self) -> list[Series]:
-        """Of the version, and of the one before if that has another name and is still used."""
+        """The series of the version, and of the one before if that has another name and is still used."""
         found = [self.version.series]
         if self._old is not None and self._old.series is not found[0]:
             found.append(self._old.series)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Siblings(Protocol):
-    """What one API process needs of the others."""
+    """The services that one API process needs of the others."""
 
     @property
     def first(self) -> bool:
@@ -22,7 +22,7 @@ class Siblings(Protocol):
         ...
 
     def run_batches(self) -> None:
-        """Tells the first process that a batch is new or changed."""
+        """Notifies the first process that a batch is new or changed."""
         ...
 
     async def reload(self, *, drain_first: bool = False) -> str:

@@ -112,7 +112,7 @@ class _Socket:
         try:
             data = message["bytes"] if text is None else text.encode()
             waiting.add(len(data))
-            # What a codec leaves to the route is counted there. But to find its end takes 15 ns a bracket.
+            # The route counts the brackets that a codec leaves to it. But to find the end takes 15 ns a bracket.
             if self._codec.decodes_all or data.count(b"[") + data.count(b"{") > self._limits.max_json_containers:
                 await check_json(data, self._limits, waiting)
             read = self._codec.read(data)

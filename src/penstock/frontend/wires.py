@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from penstock.frontend.http.asgi import Scope, header
 
-# What a route's function does:
+# The signature of a route's function:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer | StreamedAnswer; no body is read for GET
 #   upload:   async (chunks: AsyncIterator[bytes], context: RequestContext) -> bytes; the body may be large
@@ -74,7 +74,7 @@ OPENAI = Wire(
         WireRoute("GET", "/tokenizer_info", "answer", "tokenizer_info"),
     ),
 )
-# Parts of OpenAI's API that few servers are asked for have packages of their own.
+# Parts of OpenAI's API that few clients use have packages of their own.
 RESPONSES = Wire(
     "openai",
     lambda: import_module("penstock.frontend.responses"),

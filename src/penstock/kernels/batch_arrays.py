@@ -170,7 +170,7 @@ class Chosen(NamedTuple):
 
     tokens: Tensor  # int64 [n]; 0 where the status is not CHOSEN
     status: Tensor  # int32 [n]: CHOSEN; NOT_FINITE, where a raw logit is NaN or +inf or all are -inf; or ALL_BANNED
-    packed: Tensor | None = None  # int32 [n, words]: logprobs as messages/logprobs.py packs them, where asked for
+    packed: Tensor | None = None  # int32 [n, words]: logprobs as messages/logprobs.py packs them, if requested
 
 
 def order_units(

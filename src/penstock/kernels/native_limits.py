@@ -1,4 +1,5 @@
-"""What needs the native kernels: the errors if they were not built, or do not support a model. No torch is imported."""
+"""Raises the errors of what needs the native kernels, if they were not built or do not support a model. No torch is
+imported."""
 
 from collections.abc import Iterable
 

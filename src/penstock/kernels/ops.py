@@ -172,7 +172,7 @@ EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
 EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
 BIASED_EXPERTS = Op("biased_experts", _TORCH_EXPERTS, _TWICE, biased_experts_inputs, _EXPERTS, run_experts)
-# Of models that are not on a GPU yet.
+# Models with this op do not run on a GPU yet.
 UNGATED_EXPERTS = Op("ungated_experts", _TORCH_EXPERTS, _TWICE, ungated_experts_inputs, _EXPERTS[:1], run_experts)
 STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
 PAGED_ATTENTION = Op(

@@ -32,6 +32,9 @@ from penstock.kernels.recurrence import Recurrence, RecurrenceWeights
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
 
+# The instruction sets with figures in benchmarks/results/. The kernels of others are only tested, by emulation.
+MEASURED_SETS = ("avx2", "avx512", "avx512_bf16")
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -52,9 +55,12 @@ class Kernels:
 
     @property
     def summary(self) -> str:
-        """The providers, for people: "native kernels for avx512"."""
+        """The providers, for people: "native kernels for avx512". It says so if their speed was never measured."""
         *_, isa = self.fingerprint.partition("isa=")
-        return f"native kernels for {isa}" if self.session else f"kernels {self.fingerprint}"
+        if self.session is None:
+            return f"kernels {self.fingerprint}"
+        measured = "" if isa in MEASURED_SETS else " (never measured on this kind of processor)"
+        return f"native kernels for {isa}{measured}"
 
     def norm_before(self, weight: Any) -> RmsNorm:
         """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""

@@ -42,7 +42,7 @@ class RecurrenceWeights:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries and keys of the key heads, and values."""
+        """The channels of the convolution: queries and keys of the key heads, and values."""
         return self.conv.shape[1]
 
     @property

@@ -9,8 +9,9 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Scoring:
     """How a token's experts are chosen and weighted by its logits. Scores are the softmax of the logits, or with
-    `sigmoid` that of each. Of `groups` equal groups of experts only the best `kept_groups` take part: those with the
-    largest score, or with `by_pairs` the largest sum of two scores. The weights are the scores times `scale`."""
+    `sigmoid` that of each. The experts form `groups` equal groups, and only the best `kept_groups` take part: those
+    with the largest score, or with `by_pairs` the largest sum of two scores. The weights are the scores times
+    `scale`."""
 
     sigmoid: bool = False
     groups: int = 1

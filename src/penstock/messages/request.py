@@ -49,7 +49,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the text of a choice must match, from its first token to its end-of-sequence token.
+    """The constraint on the text of a choice, from its first token to its end-of-sequence token.
 
     `text` is a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark, and has been checked by
     `text.grammars`. With a trigger, output is free until its text contains the trigger; the grammar describes what
@@ -63,7 +63,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Asks for one vector of the whole prompt, instead of tokens. The model decides which: see `PoolingFacts`."""
+    """Requests one vector of the whole prompt, instead of tokens. The model decides which: see `PoolingFacts`."""
 
     second: int = 0  # where the second text of a pair begins in the prompt; 0: there is one text
 

@@ -19,7 +19,7 @@ from penstock.models.recurrence import RecurrentLayer
 class GroupInput:
     """Holds what attention reads of a step in the layers of one KV group, or in those with a state."""
 
-    # What the attention kernel prepared: the sequences, their queries and their block tables. For layers with a state
+    # Prepared by the attention kernel: the sequences, their queries and their block tables. For layers with a state
     # the units of the step, int32 [sequences, UNIT_LINES].
     attention: Any
     blocks: Tensor  # int64 [tokens]: the block that each token is stored in,

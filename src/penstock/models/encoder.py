@@ -64,7 +64,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What layers read of a step beside the hidden states."""
+    """The inputs of a step that layers read beside the hidden states."""
 
     positions: Tensor  # int64 [tokens], as are the next two: each token's place in its text,
     blocks: Tensor  # the block that holds its key and value,
@@ -76,7 +76,8 @@ class LayerInput:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of texts are, and their keys and values, which live as long as the step. A text begins with a
+    """The places of the texts' tokens, and of their keys and values, which live as long as the step. A text begins with
+    a
     block of its own. Arrays are int64."""
 
     lengths: NDArray[np.int64]  # [texts]
@@ -113,7 +114,7 @@ class Places:
         return int(self.blocks[-1]) + 1
 
     def batch(self, reach: int) -> AttentionBatch:
-        """What attention reads, if a token sees `reach` tokens on either side, or with 0 the whole text."""
+        """Returns the input of attention, if a token sees `reach` tokens on either side, or with 0 the whole text."""
         most = -(-int(self.lengths.max()) // BLOCK)
         tables: NDArray[np.int64] = self.first_blocks[:, None] + np.arange(most)
         return AttentionBatch(BLOCK, window_of(reach), self.starts, self.lengths, tables, causal=False)

@@ -9,7 +9,7 @@ from penstock.families import LatentSpec, ModelSpec
 from penstock.kernels import Kernels
 from penstock.models.parameters import LayerParameters
 
-NORM_EPS = 1e-6  # of the norms within attention, whatever the model's is
+NORM_EPS = 1e-6  # of the norms within attention; the model's own may differ
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
 
-NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _Step
+NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _AttentionStep
 
 # Keyword arguments that change nothing here: positions are applied already, and nothing is dropped or returned.
 _WITHOUT_EFFECT = {"dropout", "position_ids", "cache_position", "use_cache", "position_embeddings"}
@@ -30,7 +30,7 @@ _OFF = {"output_attentions", "output_hidden_states", "output_router_logits", "re
 
 
 @dataclass
-class _Step:
+class _AttentionStep:
     """Holds what attention reads of the present step. Every attention module of a model refers to it."""
 
     kernels: Kernels
@@ -57,7 +57,7 @@ class TransformersDecoder:
     def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels) -> None:
         assert spec.transformers is not None, "the spec is of a model that transformers executes"
         self.code = spec.transformers
-        self._step = _Step(kernels, spec)
+        self._step = _AttentionStep(kernels, spec)
         self._model = _load(spec, parameters)
         parameters.clear()
         attention = spec.layers[0].attention
@@ -69,10 +69,10 @@ class TransformersDecoder:
                 setattr(module, NAME, self._step)
         prefix = self._model.base_model_prefix
         self._body = getattr(self._model, prefix)
-        self._given = _Given()
-        # The same model with another body: its forward is the head, with whatever this family does to logits.
+        self._stand_in = _StandInBody()
+        # The same model with another body: its forward is the head, with everything that this family does to logits.
         self._head = copy.copy(self._model)
-        self._head.__dict__["_modules"] = {**self._model._modules, prefix: self._given}
+        self._head.__dict__["_modules"] = {**self._model._modules, prefix: self._stand_in}
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +93,7 @@ class TransformersDecoder:
 
     def logits(self, hidden: Hidden) -> Tensor:
         """As Decoder.logits."""
-        self._given.states = hidden.states[None]
+        self._stand_in.states = hidden.states[None]
         output = self._head(input_ids=torch.zeros(1, len(hidden), dtype=torch.int64), use_cache=False)
         logits: Tensor = output.logits[0].float()
         return logits
@@ -112,8 +112,8 @@ class TransformersDecoder:
         return logits
 
 
-class _Given(nn.Module):
-    """Returns the hidden states that it was given, as a model's body would."""
+class _StandInBody(nn.Module):
+    """Returns given hidden states in place of a model's body."""
 
     states: Tensor
 
@@ -211,7 +211,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Stores keys and values, which have their positions, and attends to the pages: transformers' attention function
     for [1, heads, tokens, head_dim]. Returns [1, tokens, heads, head_dim]. Raises UnsupportedModel."""
-    state: _Step | None = getattr(module, NAME, None)
+    state: _AttentionStep | None = getattr(module, NAME, None)
     if state is None:
         raise UnsupportedModel(f"{type(module).__name__} of transformers cannot be used: it has no layer_idx")
     layer = int(module.layer_idx)  # type: ignore[arg-type]

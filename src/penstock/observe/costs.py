@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step of a model costs, all ranks together."""
+    """The costs of a step of a model, all ranks together."""
 
     weight_bytes: Callable[[int], float]  # read by a step of so many tokens
     block_bytes: tuple[int, ...]  # of a KV block, per group
@@ -80,7 +80,7 @@ class IdlePeak:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a model's steps cost, and the machine that executes them."""
+    """The costs of a model's steps, and the machine that executes them."""
 
     costs: StepCosts
     peak: IdlePeak

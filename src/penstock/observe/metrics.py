@@ -72,7 +72,7 @@ class Metrics:
         self._requests[key] = self._requests.get(key, 0) + 1
 
     def counts(self) -> Counts:
-        """What the server has counted besides what is of a model, for `load`."""
+        """Returns the server's counts, without those of models, for `load`."""
         return {
             "requests": {" ".join(key): count for key, count in self._requests.items()},
             "dropped_lines": self._dropped_lines(),
@@ -121,7 +121,7 @@ class Metrics:
 
 
 class _Collected:
-    """What a registry has collected, for an encoder."""
+    """The metrics that a registry has collected, for an encoder."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -256,7 +256,7 @@ class _Collector:
         yield from (version, memory, seconds, bandwidth, flops)
 
     def _absent(self) -> Iterator[Metric]:
-        """What vLLM has or had, and this server does not: swapping, and adapters."""
+        """Yields metrics that vLLM has or had, and this server does not: swapping, and adapters."""
         for name in (name for name, now in OLDER.items() if now is None):
             gauge = GaugeMetricFamily(f"vllm:{name}", "Always 0: nothing is swapped out.", labels=["model_name"])
             for model in self._models:

@@ -75,7 +75,7 @@ class ModelMetrics:
         self.operations: dict[str, Latencies] = {}
 
     def counts(self) -> Counts:
-        """What requests have counted, but not what the engine has."""
+        """Returns the counts of requests, without those of the engine."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "generation_tokens": self.generation_tokens,
@@ -152,7 +152,7 @@ class ModelMetrics:
         return found
 
     def machine(self, stats: EngineStats) -> MachinePeak:
-        """What the machine can do, as far as it is known."""
+        """Returns the machine's peak, as far as it was measured or is in the tables."""
         return MachinePeak() if self._peak is None else self._peak.look(idle=not stats.running + stats.waiting)
 
     def observe_steps(self, stats: EngineStats) -> None:

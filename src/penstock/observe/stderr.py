@@ -1,4 +1,4 @@
-"""Writes to standard error without ever blocking: it may be a pipe that nobody reads."""
+"""Writes to standard error without ever blocking: it may be a pipe that no process reads."""
 
 import contextlib
 import logging
@@ -60,7 +60,7 @@ class StderrHandler(logging.Handler):
                 line = line[self._write(line[:_PIECE]) :]
             except BlockingIOError:
                 break
-            except OSError:  # nobody can read it any more
+            except OSError:  # the reader has closed its end
                 self.dropped += 1
                 self._said += 1
                 return b""

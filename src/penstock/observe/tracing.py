@@ -61,7 +61,7 @@ class RequestTrace:
         self.attributes: dict[str, Any] = {}
 
     def call(self, operation: str, requests: list[GenerateRequest]) -> None:
-        """Takes what the engine is asked for: `operation` is OpenTelemetry's name for the kind of call."""
+        """Takes the requests to the engine: `operation` is OpenTelemetry's name for the kind of call."""
         self.operation, self._requests = operation, requests
 
     def engine_timed(self, timing: RequestTiming, ended: float) -> None:

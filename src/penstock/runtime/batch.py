@@ -53,7 +53,7 @@ class ResidentBatch:
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [[0] * max_num_seqs for _ in range(num_groups)]  # by group and row
         self.errors: dict[int, str] = {}  # sequences that cannot go on, and why; outstanding plans may name them still
-        self.prompt_logprobs: dict[int, int] = {}  # rows that want prompt logprobs, and how many
+        self.prompt_logprobs: dict[int, int] = {}  # rows with prompt logprobs, and how many
         self.state = BatchRows.empty(max_num_seqs, max_model_len, num_groups, blocks, device)
         if shared:
             self.state = BatchRows(torch.from_numpy(self.token_ids), self.state.computed, torch.from_numpy(self.tables))
@@ -180,7 +180,7 @@ class ResidentBatch:
             self._learned += [(first + i, token) for i, token in enumerate(tokens)]
 
     def change(self) -> Change | None:
-        """What must be written on the device since the last call, if anything."""
+        """Returns the values to write on the device since the last call, if any."""
         if not self._started and not self._table_places and not self._learned:
             return None
         rows = np.array(self._started, np.int64)
@@ -227,10 +227,10 @@ class ResidentBatch:
 
 
 def _sparse(*shape: int) -> NDArray[np.int32]:
-    """Zeros whose rows are long, and mostly stay so.
+    """Returns zeros, in long rows that mostly stay zero.
 
-    NumPy would ask for huge pages: then a sequence's first token makes two megabytes resident, in a millisecond that
-    every stream waits for, and not four kilobytes.
+    NumPy would request huge pages: then a sequence's first token would make two megabytes resident instead of four
+    kilobytes. That takes a millisecond, which delays every stream.
     """
     memory = mmap.mmap(-1, math.prod(shape) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(memory, np.int32).reshape(shape)

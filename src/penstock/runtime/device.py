@@ -70,7 +70,7 @@ class Device(Protocol):
 
     def launch(self, job: Job) -> Pending:
         """Runs a job after those launched before it. Its results are copied to the host while later jobs run: they must
-        be tensors of its own, that nothing overwrites. Where memory is shared they last until the next job."""
+        be tensors of its own, that nothing overwrites. In shared memory they last until the next job."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:

@@ -119,7 +119,7 @@ class InFlightStep(msgspec.Struct):
         return device.seconds(first, middle[0]), device.seconds(middle[0], last)
 
     def _logprobs(self, found: Found) -> list[bytes]:
-        """Packed logprobs of each row of logits; empty where no row asks for any."""
+        """Returns packed logprobs of each row of logits; empty where no row has any."""
         if self.sampling is None or "packed" not in found:
             return []
         return [

@@ -1,4 +1,4 @@
-"""What a step does on the device, as a job that `Device.launch` runs."""
+"""Makes a step into a job that `Device.launch` runs on the device."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,9 +24,8 @@ class Proposer(Protocol):
     most: int  # drafts of one sequence in a step
 
     def propose(self, state: BatchRows, step: StepArrays, sequences: int) -> None:
-        """Write as many draft ids as a unit says behind its row's known tokens, for each of the step's units.
-
-        A row knows computed + length - drafts tokens. Runs on the device before the step's inputs are filled.
+        """Write as many draft ids as a unit says behind its row's present tokens, for each of the step's units. A row
+        has computed + length - drafts tokens. Runs on the device before the step's inputs are filled.
         """
         ...
 
@@ -116,7 +115,7 @@ class StepJobs:
             done += len(change.arrays)
 
     def _with_accepted(self, step: InFlightStep, found: Found) -> Found:
-        """What was found, with the numbers of accepted drafts if the step had any."""
+        """Returns the results, with the numbers of accepted drafts if the step had drafts."""
         work = step.work
         if work.decodes or "tokens" not in found or not work.units.drafts.any():
             return found
@@ -133,7 +132,7 @@ class StepJobs:
         self._eager.send(hidden.states)
         logits = None
         if self._last:
-            # Where every token has a row of logits, choosing tokens finds rows that are not finite.
+            # If every token has a row of logits, choosing tokens finds rows that are not finite.
             if self._samples and not shape.in_place:
                 found["finite"] = self._step.finite(hidden)
             kept = hidden.mapped(torch.clone) if step.slices else hidden  # logits may overwrite hidden states

@@ -15,9 +15,9 @@ from penstock.runtime.sampling.watermark import CONTEXT, GREEN_BELOW, GREEN_BIAS
 
 
 class NativeStep:
-    """On a CPU, by a session's threads. What it launches reads how many rows there are from cells.
+    """Runs a step's kernels on a CPU, by a session's threads. Launched ops read the number of rows from cells.
 
-    The op that chooses tokens edits and scores as well: it looks up by itself which rows ask for it.
+    The op that chooses tokens also edits logits and computes logprobs: it looks up by itself for which rows.
     """
 
     decodes_first = False

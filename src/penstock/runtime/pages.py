@@ -47,8 +47,7 @@ class KVPages:
     The last four dimensions are PageShape.size; the attention kernels decide how tokens lie in them. A pipeline stage
     may have no layer of a group: its pages are empty there.
 
-    What a page or a state holds before a sequence gets it does not matter: layers read only what their sequence has
-    written.
+    A sequence may get a page or a state with any content: layers read only what their sequence has written.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class KVPages:
 
     @property
     def bytes(self) -> int:
-        """Of the pages, without states."""
+        """The bytes of the pages, without states."""
         return sum(pages.nbytes for pages in self.groups)
 
     def group_keys(self, group: int) -> Tensor | None:

@@ -24,7 +24,8 @@ ALWAYS = 1 << 62  # steps
 
 @dataclass(slots=True)
 class StepWork:
-    """A plan's work as the batch and the device know it. A plan that repeats it is executed from the same object."""
+    """A plan's work, in the terms of the batch and the device. A plan that repeats it is executed from the same
+    object."""
 
     work: tuple[Work, ...]
     seqs: list[int]  # of each unit
@@ -40,7 +41,7 @@ class StepWork:
 
 
 class StepPlanner:
-    """Plans the work of steps. What the last plan needed is used again while plans repeat."""
+    """Plans the work of steps. The arrays of the last plan are used again while plans repeat."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class StepPlanner:
         return sampling, options, change
 
     def _plan_attention(self, units: Units) -> tuple[Sequence[Any], int]:
-        """What attention plans on the host for each KV group, and for how many more decode steps that holds."""
+        """Returns attention's plans on the host for each KV group, and for how many more decode steps they hold."""
         if not len(units.rows):
             return (), 0
         if not self._shared:

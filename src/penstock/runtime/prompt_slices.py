@@ -20,7 +20,7 @@ class PromptSlice(NamedTuple):
 
 
 def prompt_slices(batch: ResidentBatch, units: Units) -> Iterator[PromptSlice]:
-    """Slices of the rows that want prompt logprobs, for the prompt tokens that follow tokens of `units`."""
+    """Yields slices of the rows with prompt logprobs, for the prompt tokens that follow tokens of `units`."""
     if not batch.prompt_logprobs:
         return
     for row, first, length, offset in zip(*(a.tolist() for a in units[:4]), strict=False):

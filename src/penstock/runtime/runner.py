@@ -2,7 +2,7 @@
 
 The batch lives on the device. To submit a plan the host needs the number of tokens, not their ids. On a GPU a sampled
 token stays there for the next step to read, and is copied to the host while that step runs. On a CPU the device reads
-the host's memory, and a plan is computed when its result is asked for.
+the host's memory, and a plan is computed when its result is taken.
 """
 
 import time
@@ -51,8 +51,8 @@ class ModelRunner:
 
     With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and one
     rank samples and reports. On GPUs the other ranks of its stage get the tokens by broadcast before the step ends; all
-    other ranks get them by `learn`. What a plan computes depends on plans and learned results alone, never on what one
-    rank found out by itself: the ranks would wait for each other forever.
+    other ranks get them by `learn`. The work of a plan depends on plans and learned results alone, never on facts that
+    one rank found by itself: otherwise the ranks would wait for each other forever.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, progress: bool = True) -> None:
-        """Capture decode steps of the usual sizes, where the device has graphs and the configuration wants them. Called
+        """Capture decode steps of the usual sizes, if the device has graphs and the configuration enables them. Called
         before any plan, on all ranks."""
         if self._graph_sizes:
             self._planner.graphs = DecodeGraphs(
@@ -287,7 +287,7 @@ class ModelRunner:
         return self._step.profile()
 
     def forget(self) -> None:
-        """Forget every sequence and outstanding plan, whatever state an error has left them in. For one rank only."""
+        """Forget every sequence and outstanding plan, in any state that an error has left. For one rank only."""
         self._drop_outstanding()
         self._planner.forget()
         self._batch.clear()
@@ -355,7 +355,7 @@ class ModelRunner:
         self._unlearned.update((work.seq, work.drafts) for work in plan.work if work.sample)
 
     def _changes(self) -> list[Change]:
-        """What must be written on the device of the batch and its sampling."""
+        """Returns the values of the batch and its sampling to write on the device."""
         changes = [] if self._sampler is None else self._sampler.changes()
         change = self._batch.change()
         return changes if change is None else [*changes, change]

@@ -152,7 +152,7 @@ class EagerStep:
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
     def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
-        """What is sent of a step. `padding` adds so many sequences that only fill a captured step."""
+        """Returns the part of a step that is sent. `padding` adds so many sequences that only fill a captured step."""
         if not self.last:  # nothing is sampled at other stages
             units = units._replace(logits=np.zeros_like(units.logits))
         first = np.where(units.logits > 0, units.first_logit_rows, -1)

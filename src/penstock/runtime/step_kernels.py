@@ -66,7 +66,7 @@ class StepKernels(Protocol):
     def advance(self, state: BatchRows, step: StepArrays, sequences: int, tokens: Tensor, outputs: Tensor) -> None:
         """Count the tokens of the step's first `sequences` units as computed; append int64 `tokens` [rows of logits].
 
-        Of a unit's drafts those before the first one that was not sampled are accepted; the sampled token after them
+        The drafts of a unit before the first one that was not sampled are accepted; the sampled token after them
         follows. int32 `outputs` [rows of the batch] are counted up, and `step.accepted` says how many each gained.
         """
         ...

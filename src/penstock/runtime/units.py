@@ -75,7 +75,8 @@ def units_of(
 
 
 def attention_batch(group: int, window: Window, batch: ResidentBatch, units: Units) -> AttentionBatch:
-    """A step as a KV group sees it, from what the host knows. The arrays are copies, which no later plan changes."""
+    """Returns a step as a KV group sees it, from the host's counts. The arrays are copies, which no later plan
+    changes."""
     context = units.start + units.length
     most_blocks = -(-int(context.max()) // batch.block_size)
     tables = batch.tables[group][units.rows, :most_blocks].astype(np.int64)

@@ -1,4 +1,5 @@
-"""The engine's check of a request. It protects a step: whatever passes can be scheduled, computed and sampled.
+"""The engine's check of a request. It protects a step: every request that passes can be scheduled, computed and
+sampled.
 
 The API process checks requests as well, to name the parameter that its client sent and to apply the server's own, lower
 limits. The engine does not rely on that.

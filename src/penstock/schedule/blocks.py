@@ -3,9 +3,9 @@
 A block is in exactly one of four states:
 
 - held: some sequence's table names it (reference count above 0), published or not;
-- fenced: nobody holds it, but a plan submitted before it was freed is still outstanding and may touch it;
-- cached: nobody holds it, it is published under a key and is kept until evicted, the least recently freed first;
-- free: nobody holds it and its content means nothing.
+- fenced: no sequence holds it, but a plan submitted before it was freed is still outstanding and may touch it;
+- cached: no sequence holds it, it is published under a key and is kept until evicted, the least recently freed first;
+- free: no sequence holds it and its content means nothing.
 
 Block 0 is the null page: never handed out, it stands in tables for blocks that are never read.
 """

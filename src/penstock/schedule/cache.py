@@ -16,7 +16,7 @@ from penstock.schedule.sequence import Phase, Sequence
 
 
 class Hit(NamedTuple):
-    """Where a sequence can start: `computed` tokens whose KV lies in existing blocks."""
+    """The start of a sequence: `computed` tokens whose KV lies in existing blocks."""
 
     computed: int
     shared: tuple[list[int], ...]  # per group: ids of the blocks wholly below `computed`, 0 for those never read

@@ -8,7 +8,7 @@ import msgspec
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one scheduler. Raises ValueError when they contradict each other."""
 
-    max_num_seqs: int  # sequences (choices) the executor knows at a time
+    max_num_seqs: int  # sequences (choices) that the executor holds at a time
     max_num_batched_tokens: int  # tokens computed in one step; a longer prompt is computed in chunks
     max_model_len: int  # prompt and output of one sequence
     enable_prefix_caching: bool = True

@@ -157,7 +157,7 @@ class Planner:
 
     def _make_place(self) -> None:
         """Preempt a running sequence for each waiting one that comes before it and has a higher priority, if all places
-        are taken. Arrivals and deadlines alone preempt nobody: the work that is repeated would cost more."""
+        are taken. Arrivals and deadlines alone preempt no sequence: the repeated work would cost more."""
         waiting, running = self._live.waiting, self._live.running
         index = self._config.max_num_seqs - len(running)  # those before it find a place
         while running and index < len(waiting):

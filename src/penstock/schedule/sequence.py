@@ -117,7 +117,7 @@ class Sequence:
 
     @property
     def wants_rows(self) -> bool:
-        """Prompt logprobs are asked for and not complete: every position of the prompt has to be computed."""
+        """Prompt logprobs are requested and not complete: every position of the prompt has to be computed."""
         return self.rows is not None and len(self.rows) < (self.num_prompt - 1) * self._row_size
 
     def ended_before(self) -> FinishReason | None:

@@ -17,11 +17,11 @@ GROWTH = 2.0  # times the largest recent chunk: the time of a larger one would b
 SPREAD = (1.05, 2.0)  # limits of StepModel.spread
 SPREAD_SHARE = 0.9  # of steps with prompts that take less than `spread` times the expected time
 SPREAD_PACE = 0.05  # by which a step moves it
-LEAST_CHUNK = 16  # tokens of prompts in a step, so that a prompt advances whatever the target
+LEAST_CHUNK = 16  # tokens of prompts in a step, so that a prompt advances with any target
 
 
 class StepSize(NamedTuple):
-    """What the time of a step depends on."""
+    """The numbers on which the time of a step depends."""
 
     decodes: int = 0  # sequences that decode
     tokens: int = 0  # of prompts
@@ -49,7 +49,7 @@ class StepModel:
     """
 
     def __init__(self) -> None:
-        self._plain, self._mixed = _Sums(), _Sums()
+        self._plain, self._mixed = _WeightedSums(), _WeightedSums()
         self._factors: tuple[float, ...] | None = None
         self.spread = 1.2  # times the expected time: what most steps with prompts take less than
         self._largest = 0.0  # tokens of prompts in a step, of late
@@ -103,7 +103,7 @@ def _features(size: StepSize) -> tuple[float, ...]:
     return (1.0, size.decodes / _SCALES[1], size.tokens / _SCALES[2], size.pairs / _SCALES[3])
 
 
-class _Sums:
+class _WeightedSums:
     """Sums over measurements, older ones with less weight."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Sums:
             self.values[i] = self.values[i] * MEMORY + x * value
 
 
-def _least_squares(plain: _Sums, mixed: _Sums) -> tuple[float, ...]:
+def _least_squares(plain: _WeightedSums, mixed: _WeightedSums) -> tuple[float, ...]:
     """The factors with the least sum of squares, of those without a negative one that this finds: it leaves out the
     most negative factor until there is none."""
     products = [[plain.products[i][j] + mixed.products[i][j] for j in _PLACES] for i in _PLACES]

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """Patterns in order: each splits the pieces of the one before. What a pattern does not match is a piece as well."""
+    """Patterns in order: each splits the pieces of the one before. Text between matches of a pattern is a piece as
+    well."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False  # a piece that is a token is not built by merges

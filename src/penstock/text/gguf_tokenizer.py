@@ -31,7 +31,7 @@ _NOT_STRIPPING: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class GgufTokenizer(NamedTuple):
-    """What `Tokenizer` is made of."""
+    """The parts of a `Tokenizer`."""
 
     backend: Tokenizer
     special: SpecialTokens

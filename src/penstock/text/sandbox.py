@@ -75,7 +75,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
-        """Returns the rendered text. Raises TemplateError past a limit, and whatever the template raises."""
+        """Returns the rendered text. Raises TemplateError past a limit, and the errors of the template."""
         context = template.new_context(dict(variables))
         if not isinstance(context, _RenderContext):
             raise TypeError(f"expected a render context, got {type(context).__name__}")

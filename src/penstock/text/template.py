@@ -132,7 +132,7 @@ def _join_parts(parts: list[Any]) -> str:
 
 
 def _json(value: Any) -> Any:
-    """Returns a deep copy of plain JSON values. Other objects could have methods that the sandbox does not know."""
+    """Returns a deep copy of plain JSON values. Other objects could have methods that the sandbox does not check."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

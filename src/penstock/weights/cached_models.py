@@ -117,7 +117,8 @@ def _problem(files: list[str], present: list[str]) -> str:
 
 
 def _tag(name: str, file: str, files: list[str]) -> str:
-    """What to write after the colon: the quantisation, if the file is named as its repository and is the only one with
+    """Returns the part of the name after the colon: the quantisation, if the file is named as its repository and is the
+    only one with
     it; else the file's name."""
     path = PurePosixPath(file)
     part = part_name(path.name)

@@ -26,7 +26,7 @@ def model_bytes(model: Path) -> int:
 
 
 def file_states(model: Path) -> tuple[FileState, ...]:
-    """What differs when a file of a model has changed, been added or been replaced."""
+    """Returns a state for each file, which differs when a file of a model has changed, been added or been replaced."""
     found = []
     for path in model_files(model):
         status = path.stat()
@@ -36,7 +36,7 @@ def file_states(model: Path) -> tuple[FileState, ...]:
 
 def text_files(model: Path) -> Iterator[tuple[Path, int]]:
     """The files beside the weights that decide what texts a model reads and writes, each with the number of bytes from
-    its beginning that do. Of a GGUF file this is its header."""
+    its beginning that do. For a GGUF file this is its header."""
     if is_gguf(model):
         begin = min((tensor.offset for tensor in stored_tensors(model).values() if tensor.path == model), default=0)
         yield model, min(begin or MAX_TEXT_BYTES, MAX_TEXT_BYTES)

@@ -104,7 +104,9 @@ class Download:
             if start > file.size:
                 start = stream.seek(0)
                 stream.truncate()
-            part: Any = _Part(stream, lambda size: self._advance(file, size))  # as much of a file as http_get needs
+            part: Any = _ReportingStream(
+                stream, lambda size: self._advance(file, size)
+            )  # as much of a file as http_get needs
             http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)
             stream.seek(0)
             if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
@@ -138,7 +140,7 @@ class Download:
         self._present[file.name] = size
 
 
-class _Part:
+class _ReportingStream:
     """The stream that huggingface_hub writes to. It reports the size after each chunk."""
 
     def __init__(self, stream: BufferedRandom, report: Report) -> None:

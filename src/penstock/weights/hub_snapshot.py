@@ -80,7 +80,7 @@ class Snapshot:
         return self._download(info, progress)
 
     def _refusal(self, error: Exception) -> str | None:
-        """What to tell the user if the hub has answered and refuses; None if it cannot be reached."""
+        """Returns the message for the user if the hub has answered and refuses; None if it cannot be reached."""
         from huggingface_hub import errors
 
         if isinstance(error, errors.GatedRepoError):

@@ -1,6 +1,7 @@
 """SHA-256 sums of a model's files: a file SHA256SUMS beside them, as `sha256sum` writes it. It is checked at each load.
 
-It finds files that were damaged, exchanged or only partly copied. Whoever can write it can also write the weights.
+It finds files that were damaged, exchanged or only partly copied. It is no signature: a user who can write it can also
+write the weights.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ _BLOB = re.compile(r"[0-9a-f]{64}")  # how the hub's cache names a large file: b
 
 
 def manifest_path(model: Path) -> Path:
-    """Where the manifest of a model is, if it has one."""
+    """Returns the path of a model's manifest, if it has one."""
     return (model.parent if is_gguf(model) else model) / NAME
 
 
@@ -95,7 +96,7 @@ def write_manifest(model: Path, advance: Callable[[int], None]) -> Mapping[Path,
 
 @dataclass(frozen=True)
 class Verified:
-    """What a check has found to be right."""
+    """The result of a check that found no damage."""
 
     files: int
     bytes: int

@@ -32,8 +32,8 @@ READERS = 8
 
 @dataclass(frozen=True)
 class PlannedRead:
-    """`count` rows of a stored tensor: every `step`-th from row `first` on. Of each it reads `width` bytes from byte
-    `skip`."""
+    """`count` rows of a stored tensor: every `step`-th from row `first` on. In each row it reads `width` bytes from
+    byte `skip`."""
 
     source: StoredTensor
     first: int

@@ -17,7 +17,7 @@ _PAIR = ("_blocks", "_scales")
 
 
 def divided(tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
-    """The tensors. Those of which `wanted` names a matrix, `name[i]`, are divided into their matrices. Raises
+    """Returns the tensors. A tensor is divided into its matrices if `wanted` names one of these, `name[i]`. Raises
     CheckpointError."""
     found = dict(tensors)
     for name in {each.rpartition("[")[0] for each in wanted if each.endswith("]")}:

@@ -23,19 +23,19 @@ from tests.schedule.simulated import request
 
 def test_leaving_ends_it_and_leaves_nothing() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with EngineChild(ENGINE) as spawned:
-        assert alive(spawned.process.pid)
-    assert not alive(spawned.process.pid)
+    with EngineChild(ENGINE) as child:
+        assert alive(child.process.pid)
+    assert not alive(child.process.pid)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_signal_to_the_group_while_it_imports_is_not_for_it() -> None:
     settings = config(Scenario())
-    with EngineChild(ENGINE) as spawned:
+    with EngineChild(ENGINE) as child:
         for number in sorted(GROUP_SIGNALS):
-            spawned.process.send_signal(number)
-        spawned.send_config(settings)
-        client = await connect(settings, spawned)
+            child.process.send_signal(number)
+        child.send_config(settings)
+        client = await connect(settings, child)
         assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
     await client.close()
 
@@ -45,8 +45,8 @@ async def test_secrets_stay_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> 
     others = ("HF_HOME", "PENSTOCK_ISA", "TOKENIZERS_PARALLELISM", "RAY_AUTH_TOKEN", "MONKEY", "CUDA_VISIBLE_DEVICES")
     for name in (*secrets, *others):
         monkeypatch.setenv(name, "a value")
-    with EngineChild(("/bin/sleep", "60")) as spawned:
-        environ = Path(f"/proc/{spawned.process.pid}/environ")
+    with EngineChild(("/bin/sleep", "60")) as child:
+        environ = Path(f"/proc/{child.process.pid}/environ")
         await until(lambda: environ.read_bytes() != b"", "the kernel to set it", 5)
         environment = environ.read_bytes().split(b"\0")
     names = {entry.partition(b"=")[0].decode() for entry in environment if entry.endswith(b"=a value")}
@@ -55,10 +55,10 @@ async def test_secrets_stay_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_over() -> None:
     settings = config(Scenario())
-    with EngineChild(ENGINE) as spawned:
-        spawned.send_config(settings)
-        await asyncio.to_thread(spawned.socket.recv, 1, MSG_PEEK)  # it has said that it is ready
-        client = await connect(settings, spawned)
+    with EngineChild(ENGINE) as child:
+        child.send_config(settings)
+        await asyncio.to_thread(child.socket.recv, 1, MSG_PEEK)  # it has said that it is ready
+        client = await connect(settings, child)
     assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
     await client.close()
     assert not alive(client.info.pid)
@@ -66,11 +66,11 @@ async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_ov
 
 async def test_one_that_ended_before_it_was_taken_over_is_told() -> None:
     settings = config(Scenario())
-    with EngineChild(("/bin/false",)) as spawned:
-        await until(lambda: not alive(spawned.process.pid), "it to end", 30)
-        spawned.send_config(settings)
+    with EngineChild(("/bin/false",)) as child:
+        await until(lambda: not alive(child.process.pid), "it to end", 30)
+        child.send_config(settings)
         with pytest.raises(EngineError, match="ended with status 1"):
-            await connect(settings, spawned)
+            await connect(settings, child)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `penstock run` prints: answers on standard output, everything else on standard error."""
+"""Prints for `penstock run`: answers on standard output, everything else on standard error."""
 
 import contextlib
 import os

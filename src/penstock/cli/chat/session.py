@@ -73,7 +73,7 @@ async def _answer(chat: Chat, screen: Screen, text: str) -> None:
 
 
 async def show_answer(chat: Chat, screen: Screen, text: str) -> AnswerFigures | None:
-    """Streams an answer to the screen, and its figures if the user wants them. Returns None if Ctrl-C ended it."""
+    """Streams an answer to the screen, and its figures if they are switched on. Returns None if Ctrl-C ended it."""
     with screen.answer(markdown=chat.settings["markdown"]) as shown:
         answer = await until_interrupted(chat.answer(text, shown.write))
     if chat.settings["stats"] and chat.last is not None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def remove(name: str, revision: str | None, yes: bool) -> None:
-    """Removes a model of the hub from the cache: all of it, one revision, or one GGUF file. Asks before, unless `yes`.
+    """Removes a model of the hub from the cache: all of it, one revision, or one GGUF file. The user must confirm,
+    unless `yes`.
 
     Raises ValueError for a model that is not in the cache.
     """

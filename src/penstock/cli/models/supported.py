@@ -12,7 +12,7 @@ _BEFORE = """# Supported models
 `penstock models --markdown` prints this page.
 
 Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16,
-float16 or [FP8](quantization.md#fp8-checkpoints), and gpt-oss' in MXFP4. Where a GGUF architecture is named, GGUF files
+float16 or [FP8](quantization.md#fp8-checkpoints), and gpt-oss' in MXFP4. If a GGUF architecture is named, GGUF files
 are served too. Every model that gives text is served with continuous batching, chunked prompts, `--quantization int8`
 and `int4`; those without states also with the prefix cache, speculation, on GPUs and over pipeline ranks.
 [Embeddings](embeddings.md#models) has what the models that give vectors need.
@@ -29,7 +29,7 @@ _AFTER = """
 DeepSeek's models run on a CPU, and keep their [latents](architecture.md#latents) in the model's dtype: there is no
 `--kv-cache-dtype int8`.
 
-In bfloat16 Mamba 2's residual is in bfloat16 too, whatever `residual_in_fp32` says.
+In bfloat16 Mamba 2's residual is in bfloat16 too, with any `residual_in_fp32`.
 
 Gemma 4's E2B and E4B run as one pipeline stage: layers read keys, values and embeddings that another stage would
 have.
@@ -60,10 +60,11 @@ the models of the table, and need transformers' memory and seconds at the start;
 - **Proof**: the start computes two random prompts, in chunks and side by side, and compares logprobs with those of
   transformers' own attention. Each step checks that every layer called ours once, with the heads and the window of
   `config.json`.
-- **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
+- **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-Neo; GPT-J and CodeGen with
+  old versions of transformers);
   linear and chunked attention, latents of other families, states, masks of their own; arguments of attention that ours
   does not have; rope of the types dynamic and longrope, whose frequencies depend on the batch.
-- **Rounding**: torch's products may round differently in other batches. Where two tokens score almost the same, either
+- **Rounding**: torch's products may round differently in other batches. If two tokens score almost the same, either
   may be chosen, which the models of the table exclude on a CPU.
 - **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
 - **Not yet**: GPUs, quantisation, ranks, speculation, GGUF.

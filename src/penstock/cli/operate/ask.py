@@ -1,4 +1,4 @@
-"""Asks a running server to reload, to sleep or to wake."""
+"""Sends a running server the request to reload, to sleep or to wake."""
 
 import http.client
 import json

@@ -86,7 +86,7 @@ def show_choices(console: Console, rows: list[Choice], devices: Devices) -> None
         table.add_row(f"{star}{dtype if name == 'none' else name}", figures[0], *tokens, *figures[1:])
     table.caption = (
         "The rank with the least to spare. Read: weights for one token of one sequence, and the time of that at "
-        f"{devices.bandwidth / 1e9:.4g} GB/s. *: asked for. Choose with --quantization and --kv-cache-dtype."
+        f"{devices.bandwidth / 1e9:.4g} GB/s. *: in the settings. Choose with --quantization and --kv-cache-dtype."
     )
     console.print(table)
 

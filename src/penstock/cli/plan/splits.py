@@ -16,7 +16,7 @@ from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
 
-# Settings that are meant for the split asked for. Pipeline stages would refuse speculation.
+# Settings that are meant for the split in the settings. Pipeline stages would refuse speculation.
 ONE_SPLIT_ONLY = {"threads": None, "speculation": None, "num_speculative_tokens": None}
 
 
@@ -27,7 +27,7 @@ class PlannedSplit:
     resolved: Resolved
     decode: StepCost  # a step of one sequence
     prefill: StepCost  # a step of max_num_batched_tokens tokens of prompts
-    asked: bool  # the split that the settings ask for
+    asked: bool  # the split that the settings name
 
     @property
     def split(self) -> Split:
@@ -37,7 +37,7 @@ class PlannedSplit:
 def fitting_splits(
     found: FoundModel, machine: Hardware, devices: Devices, asked: Resolved | None
 ) -> list[PlannedSplit]:
-    """Returns the possible splits that fit in memory, and the split that was asked for."""
+    """Returns the possible splits that fit in memory, and the split that the settings name."""
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))
@@ -75,7 +75,7 @@ def show_splits(console: Console, splits: list[PlannedSplit], devices: Devices) 
         for cost, tokens in ((planned.decode, 1), (planned.prefill, engine.max_num_batched_tokens)):
             figures += [format_bytes(cost.moved // tokens), *map(duration, _seconds(cost, devices))]
         steps.add_row(name, *figures)
-    memory.caption = "For the rank with the least to spare. *: the split asked for."
+    memory.caption = "For the rank with the least to spare. *: the split in the settings."
     steps.caption = (
         "Moved: bytes that the ranks exchange for one token. Memory, link: the least time for reading the weights and "
         "for the exchange. Decode: a step of one sequence. Prefill: a step of max_num_batched_tokens prompt tokens."

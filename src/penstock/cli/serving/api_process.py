@@ -34,7 +34,7 @@ from penstock.text import Tokenizer
 
 
 class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API process is started with."""
+    """The start parameters of an API process."""
 
     answers: AnswerSettings
     texts: str  # of `text_digest`
@@ -46,7 +46,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process needs of a version to load it."""
+    """The settings with which a process loads a version."""
 
     answers: AnswerSettings
     texts: str

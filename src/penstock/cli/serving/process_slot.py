@@ -16,7 +16,7 @@ from penstock.engine.link.engine_child import STDERR
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import Offer, Order
 from penstock.engine.recovery import Starts
-from penstock.engine.shared.hub import Hub, Port
+from penstock.engine.shared.hub import ApiConnection, Hub
 from penstock.engine.shared.orders import ApiLink
 from penstock.engine.signals import group_signals_blocked
 from penstock.messages import EngineError
@@ -60,7 +60,7 @@ class ApiProcess:
 
 
 class ProcessSlot:
-    """See the module. In a reload, the process is asked one thing at a time."""
+    """See the module. In a reload, the process gets one request at a time."""
 
     def __init__(self, start: ApiStart, listening: socket.socket, lock: int) -> None:
         """Starts the first process. Raises OSError."""
@@ -72,10 +72,10 @@ class ProcessSlot:
         self._listening, self._lock = listening, lock
         self._starts = Starts(time.monotonic)
         self._asked = 0
-        self._reply: asyncio.Future[str] | None = None  # to what was asked last
+        self._reply: asyncio.Future[str] | None = None  # to the last request
         self._mux: Mux | None = None
         self._link: ApiLink | None = None
-        self._ports: dict[int, Port] = {}
+        self._connections: dict[int, ApiConnection] = {}
         self.api = ApiProcess(start, listening, lock)
 
     @property
@@ -91,25 +91,28 @@ class ProcessSlot:
         self.api = ApiProcess(msgspec.structs.replace(self.start, fresh=False), self._listening, self._lock)
 
     def connect(self, answer: Callable[[str], Awaitable[str]]) -> None:
-        """Takes up the connection to the process that has been started. `answer` gives the replies to what it asks."""
+        """Takes up the connection to the process that has been started. `answer` returns the reply to a request of the
+        process."""
         self._mux = Mux(self.api.socket)
         self._link = ApiLink(self._mux, answer)
 
     def join(self, hub: Hub, answer: Callable[[str], Awaitable[str]]) -> None:
-        """Gives the process a port of a version's engine. `answer` gives the reply to an operator's command."""
-        self._ports = {version: port for version, port in self._ports.items() if port.open}
+        """Connects the process to a version's engine. `answer` gives the reply to an operator's command."""
+        self._connections = {
+            version: connection for version, connection in self._connections.items() if connection.open
+        }
         if self._mux is not None:
-            self._ports[hub.version] = hub.connect(self._mux, answer)
+            self._connections[hub.version] = hub.connect(self._mux, answer)
 
     def leave(self, hub: Hub) -> None:
-        """Takes the port away again."""
-        if (port := self._ports.pop(hub.version, None)) is not None:
-            port.close()
+        """Closes that connection."""
+        if (connection := self._connections.pop(hub.version, None)) is not None:
+            connection.close()
 
     def ended(self) -> tuple[Counts, float]:
         """Forgets the process that has ended. Returns what it had counted, and its processor seconds."""
-        for port in self._ports.values():
-            port.close()
+        for connection in self._connections.values():
+            connection.close()
         if self._link is not None:
             self._link.close()
         if self._mux is not None:
@@ -119,7 +122,7 @@ class ProcessSlot:
         counts, seconds = self.counts, self.used[1]
         if counts:
             counts["server"]["in_flight"] = 0
-        self._mux, self._link, self._ports, self.loaded = None, None, {}, 0
+        self._mux, self._link, self._connections, self.loaded = None, None, {}, 0
         self.counts, self.used = {}, (0, 0.0)
         return counts, seconds
 
@@ -138,8 +141,8 @@ class ProcessSlot:
             raise EngineError(f"API process {self.number} cannot hold requests back: {error}")
 
     async def load(self, hub: Hub, answer: Callable[[str], Awaitable[str]], settings: bytes) -> None:
-        """Lets the process load a version, and gives it a port of that. Raises EngineError, with the reason, if it
-        cannot."""
+        """Lets the process load a version, and connects it to the engine of that version. Raises EngineError, with the
+        reason, if it cannot."""
         reply = self._ask(lambda serial: Offer(serial, hub.version, settings))
         self.join(hub, answer)  # the process opens its end when it gets the offer
         try:
@@ -160,7 +163,7 @@ class ProcessSlot:
         return self._reply
 
     def reply(self, message: str) -> None:
-        """Takes the process's answer to `hold` or `load`: the number of what was asked, and an error."""
+        """Takes the process's answer to `hold` or `load`: the number of the request, and an error."""
         number, _, error = message.partition(" ")
         if self._reply is not None and not self._reply.done() and number == str(self._asked):
             self._reply.set_result(error)

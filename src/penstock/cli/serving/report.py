@@ -1,4 +1,4 @@
-"""What `penstock serve` shows of its start and its end."""
+"""Prints the start and the end of `penstock serve`."""
 
 import logging
 import socket

@@ -55,7 +55,7 @@ class SharedVersions:
         self.hub = Hub(model.client, model.start.version)
         self.hub.on_step = self._observe(self._series)
         self._slots, self._answer = slots, answer
-        self._offered = self.hub.version  # the last version that processes were asked to load
+        self._offered = self.hub.version  # the last version that was offered to processes
         self._next = self.hub  # of that version
         self._old: tuple[Hub, Series] | None = None
         self._retiring: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class SharedVersions:
 
     @property
     def series(self) -> list[Series]:
-        """Of the version, and of the one before if that has another name and is still used."""
+        """The series of the version, and of the one before if that has another name and is still used."""
         old = self._old
         return [self._series] if old is None or old[1] is self._series else [self._series, old[1]]
 

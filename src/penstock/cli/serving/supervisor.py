@@ -183,10 +183,10 @@ class Supervisor:
                     log.info("%s is asleep: its engine has ended, and the next request starts it", name)
             await asyncio.sleep(min(seconds, 1.0))
 
-    # -- what processes ask for -----------------------------------------------------------------------------------
+    # -- requests of API processes --------------------------------------------------------------------------------
 
     async def _answer(self, slot: ProcessSlot, message: str) -> str:
-        """The reply to what an API process asks. Raises ValueError or EngineError."""
+        """Returns the reply to a request of an API process. Raises ValueError or EngineError."""
         command, _, argument = message.partition(" ")
         match command:
             case "ready":

@@ -1,4 +1,4 @@
-"""Checks that need an engine: does the model answer, stop, and know its language."""
+"""Checks that need an engine: does the model answer, stop, and write its language."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +72,7 @@ async def ask(
 async def check_answers(
     client: EngineClient, tokenizer: Tokenizer, sampling: Mapping[str, Any], advance: Callable[[int], None]
 ) -> tuple[list[Finding], list[ModelAnswer]]:
-    """Asks the questions, and scores English text. Returns what was found, and the answers."""
+    """Sends the questions, and scores English text. Returns what was found, and the answers."""
     answers = []
     for number, question in enumerate(QUESTIONS):
         answers.append(await ask(client, tokenizer, question, sampling, f"verify-{number}"))

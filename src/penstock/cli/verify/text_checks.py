@@ -127,7 +127,7 @@ def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate, stop_ids: Sequenc
         yield Finding(
             "end of turn",
             "warning",
-            "the template writes nothing after an answer, so the model may not know when to stop",
+            "the template writes nothing after an answer, so the model may not stop",
             "clients should set max_tokens or stop",
         )
         return
@@ -147,7 +147,7 @@ def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate, stop_ids: Sequenc
 def _tools(tokenizer: Tokenizer) -> Iterator[Finding]:
     chat_format = ChatFormat(tokenizer)
     name = chat_format.tools.name if chat_format.tools is not None else "json"
-    own = "the template's own format" if name != "json" else "plain JSON, which Penstock asks for in the prompt"
+    own = "the template's own format" if name != "json" else "plain JSON, which Penstock describes in the prompt"
     call = {"id": "call_1", "type": "function", "function": {"name": TOOL, "arguments": json.dumps({"place": PLACE})}}
     history: list[dict[str, Any]] = [
         *TURN,

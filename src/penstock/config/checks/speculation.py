@@ -18,14 +18,14 @@ def cannot_speculate(device: str, split: Split, facts: ModelFacts) -> str | None
     if device == "cuda":
         return "a GPU's next step is planned before the tokens are known that drafts would follow"
     if split.pipeline > 1:
-        return "with pipeline stages a step's time is that of several plans, so nobody could measure what drafts cost"
+        return "with pipeline stages a step's time is that of several plans, so the cost of drafts cannot be measured"
     return None
 
 
 def check_speculation(
     values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split, facts: ModelFacts
 ) -> None:
-    """Raise ConfigError if speculation was asked for that this engine has not."""
+    """Raise ConfigError if the settings name a kind of speculation that this engine does not support."""
     method, source = values["speculation"], sources["speculation"]
     if method != "off" and (reason := cannot_speculate(device, split, facts)) is not None:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""The machine: cores and memory, GPUs, and hardware that `penstock plan` knows by name."""
+"""The machine: cores and memory, GPUs, and hardware that `penstock plan` has by name."""

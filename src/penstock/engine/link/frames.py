@@ -29,8 +29,8 @@ class Frames:
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> bool:
-        """True when nothing is left to `flush`. struct.error from 4 GiB on. Where the other end is closed, frames go
-        nowhere: `receive` tells of it."""
+        """Returns True when nothing is left to `flush`. Raises struct.error from 4 GiB on. If the other end is closed,
+        frames are dropped, and `receive` reports it."""
         data = _LENGTH.pack(len(frame)) + frame
         if self._unsent:
             self._unsent += data

@@ -1,7 +1,7 @@
 """An engine in a process of its own: its start, the messages to and from it, its end.
 
-The two processes share a pair of sockets, one end each from their start: there is no address at which anybody else
-could connect, and no death of either side leaves a file.
+The two processes share a pair of sockets, one end each from their start: no other process can connect, and no file is
+left if either side dies.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ async def spawn(
 
 
 async def connect(
-    config: EngineConfig, spawned: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
+    config: EngineConfig, child: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
 ) -> StreamingClient:
     """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
 
@@ -48,24 +48,24 @@ async def connect(
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)
-        return await _ready(_start(following, spawned.command, cpus), streams)
+        return await _ready(_start(following, child.command, cpus), streams)
 
-    info, process = await _ready(spawned, streams)
+    info, process = await _ready(child, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
     return StreamingClient(info, process, streams, pace, restart=restart if resumes else None)
 
 
 def _start(config: EngineConfig, command: Sequence[str], processors: Collection[int] | None) -> EngineChild:
     try:
-        spawned = EngineChild(command, processors=processors)
+        child = EngineChild(command, processors=processors)
     except OSError as error:
         raise EngineError(f"the engine process could not be started: {error}") from error
-    spawned.send_config(config)
-    return spawned
+    child.send_config(config)
+    return child
 
 
-async def _ready(spawned: EngineChild, streams: Streams) -> tuple[EngineInfo, "EngineProcess"]:
-    process = EngineProcess(spawned, streams)
+async def _ready(child: EngineChild, streams: Streams) -> tuple[EngineInfo, "EngineProcess"]:
+    process = EngineProcess(child, streams)
     try:
         return await streams.info, process
     except BaseException:
@@ -77,18 +77,18 @@ async def _ready(spawned: EngineChild, streams: Streams) -> tuple[EngineInfo, "E
 class EngineProcess:
     """An engine process and the connection to it; an EngineLink. Its events and its end go into `streams`."""
 
-    def __init__(self, spawned: EngineChild, streams: Streams) -> None:
-        self._process = spawned.process
+    def __init__(self, child: EngineChild, streams: Streams) -> None:
+        self._process = child.process
         self._streams = streams
         self._ended = asyncio.Event()  # and everything held is released
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as held:
-            held.push(spawned.take_over())
+            held.push(child.take_over())
             self._pidfd = os.pidfd_open(self._process.pid)
             held.callback(os.close, self._pidfd)
             loop.add_reader(self._pidfd, self._exited)
             held.callback(loop.remove_reader, self._pidfd)
-            self._connection = Connection(spawned.socket, self._take)  # the process's end is reported by its pidfd
+            self._connection = Connection(child.socket, self._take)  # the process's end is reported by its pidfd
             held.callback(self._connection.close)
             self._held = held.pop_all()
 

@@ -44,7 +44,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
-    """What an API process has counted, as JSON: the answer to the order `count`."""
+    """The counts of an API process, as JSON: the answer to the order `count`."""
 
     counts: bytes
 
@@ -105,7 +105,7 @@ class EngineState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """What an API process shall do: `drain`, `hurry`, `read_certificate`, `run_batches`, `count`, or in a reload
+    """An order to an API process: `drain`, `hurry`, `read_certificate`, `run_batches`, `count`, or in a reload
     `hold SERIAL`, `release`, `exchange`, `withdraw`."""
 
     name: str

@@ -117,7 +117,7 @@ class WorkersExecutor:
 
     def result(self) -> StepResult:
         if not (self._outstanding or self._results):
-            raise RuntimeError("a result was asked for, but no plan is outstanding")
+            raise RuntimeError("a result was requested, but no plan is outstanding")
         while not self._results:
             self._attend(TICK_SECONDS)
         result = self._results.popleft()
@@ -134,7 +134,7 @@ class WorkersExecutor:
             self._attend(TICK_SECONDS)
 
     def close(self) -> None:
-        """End every process, whatever state it is in. May be called at any time, also twice."""
+        """End every process, in any state. May be called at any time, also twice."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.close()

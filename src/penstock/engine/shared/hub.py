@@ -1,7 +1,7 @@
 """Shares one engine among API processes, in the process that starts them and the engine.
 
-An API process speaks over a socket pair to here, as to an engine. So only this process knows which engine runs, which
-requests a new one must be sent, and how many requests wait.
+An API process speaks to the hub over a socket pair, as to an engine. So this process alone keeps track of which engine
+runs, which requests a new engine must get, and how many requests wait.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ _NONE = EngineStats()
 log = logging.getLogger(__name__)
 
 
-class Port:
-    """One API process's place at the engine: its connection and its open streams."""
+class ApiConnection:
+    """The connection of one API process: its channel and its open streams."""
 
     def __init__(self, hub: "Hub", mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
         """`answer` gives the reply to an operator's command. Raises ValueError or EngineError."""
         self._hub = hub
         self._answer = answer
         self._channel = mux.open(hub.version, self._take, self.close, self._drained)
-        self._late = StepBuffer()  # what a process that does not read has not got
-        self._out = Step()  # the next message in the making
+        self._late = StepBuffer()  # what a process that does not read has not received
+        self._out = Step()  # the next message
         self._streams: dict[str, Stream] = {}
         self._waiting: set[str] = set()  # streams that were not reported as begun
         self._changed: dict[str, Stream] = {}
@@ -63,8 +63,8 @@ class Port:
         """The number of open streams."""
         return len(self._streams)
 
-    def tell(self, event: Event) -> None:
-        """Send an event that is no step."""
+    def send(self, event: Event) -> None:
+        """Send an event."""
         self._channel.send(encode(event))
 
     def post(self, stats: EngineStats, *, always: bool) -> None:
@@ -87,7 +87,7 @@ class Port:
         if self._channel.behind:
             self._late.push(step)
         else:
-            self.tell(step)
+            self.send(step)
 
     def close(self) -> None:
         """Abort the requests of a process that has ended or left the version. May be called twice."""
@@ -100,7 +100,7 @@ class Port:
 
     def _drained(self) -> None:
         if self._late:
-            self.tell(self._late.take())
+            self.send(self._late.take())
 
     def _take(self, frame: bytes) -> None:
         match decode_command(frame):
@@ -159,13 +159,13 @@ class Port:
 
 
 class Hub:
-    """The ports of one engine, which serves one version of the model."""
+    """The connections of API processes to one engine, which serves one version of the model."""
 
     def __init__(self, client: StreamingClient, version: int = 1) -> None:
-        """`version` is the channel of the ports."""
+        """`version` is the number of the connections' channel."""
         self.client, self.version = client, version
         self.on_step: Callable[[EngineStats], object] = lambda stats: None  # gets the statistics when they have changed
-        self._ports: set[Port] = set()
+        self._connections: set[ApiConnection] = set()
         self._left = asyncio.Event()
         self._state = self._look()
         self._stats = client.stats()
@@ -178,23 +178,23 @@ class Hub:
     @property
     def requests(self) -> int:
         """The number of open streams of all processes."""
-        return sum(port.requests for port in self._ports)
+        return sum(connection.requests for connection in self._connections)
 
-    def connect(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> Port:
-        """Return the port of an API process. `answer` gives the reply to an operator's command."""
-        port = Port(self, mux, answer)
-        self._ports.add(port)
-        port.tell(replace(self._state, stats=self.client.stats()))
-        return port
+    def connect(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> ApiConnection:
+        """Return the connection of an API process. `answer` gives the reply to an operator's command."""
+        connection = ApiConnection(self, mux, answer)
+        self._connections.add(connection)
+        connection.send(replace(self._state, stats=self.client.stats()))
+        return connection
 
-    def forget(self, port: Port) -> None:
-        self._ports.discard(port)
-        if not self._ports:
+    def forget(self, connection: ApiConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
             self._left.set()
 
     async def left(self) -> None:
         """Return when no process uses the version. For a version that no process will join."""
-        if self._ports:
+        if self._connections:
             await self._left.wait()
 
     async def control(self, message: str) -> str:
@@ -215,10 +215,10 @@ class Hub:
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
-        """Close all ports. The engine goes on."""
+        """Close all connections. The engine goes on."""
         self._timer.cancel()
-        for port in list(self._ports):
-            port.close()
+        for connection in list(self._connections):
+            connection.close()
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
@@ -228,18 +228,18 @@ class Hub:
         self._flushing = False
         if (state := self._look()) != self._state:
             self._state = state
-            for port in self._ports:
-                port.tell(state)
+            for connection in self._connections:
+                connection.send(state)
         stats = self.client.stats()
         if always:
             self._stats = stats
         self.on_step(stats)
-        for port in list(self._ports):
-            port.post(stats, always=always)
+        for connection in list(self._connections):
+            connection.post(stats, always=always)
         if self.client.failure and not self._ended:
             self._ended = True
-            for port in self._ports:
-                port.tell(Ended(self.client.failure))
+            for connection in self._connections:
+                connection.send(Ended(self.client.failure))
 
     def _look(self) -> EngineState:
         client, queue = self.client, self.client.queue

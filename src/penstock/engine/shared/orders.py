@@ -1,4 +1,4 @@
-"""What a supervisor and an API process send each other besides requests: orders, and what operators ask.
+"""The messages between a supervisor and an API process besides requests: orders, and operators' commands.
 
 It goes over the channel `ORDERS`, which is open for the life of the process. Each version of the model has a channel of
 its own, see `hub`.
@@ -32,7 +32,7 @@ class ApiLink:
     """The supervisor's end, for one API process."""
 
     def __init__(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
-        """`answer` gives the reply to what the process asks. Raises ValueError or EngineError."""
+        """`answer` returns the reply to a request of the process. Raises ValueError or EngineError."""
         self._channel = mux.open(ORDERS, self._take)
         self._answer = answer
         self._counts: asyncio.Future[bytes] | None = None
@@ -55,7 +55,7 @@ class ApiLink:
             task.cancel()
         if self._counts is not None and not self._counts.done():
             self._counts.set_exception(EngineError("the API process has ended"))
-            self._counts.exception()  # nobody may be waiting
+            self._counts.exception()  # the caller may have been cancelled
 
     def _take(self, frame: bytes) -> None:
         match decode_command(frame):

@@ -1,4 +1,4 @@
-"""What the metadata of each architecture says beyond the settings that all share, as config.json has it."""
+"""Reads the settings that only some architectures have from the metadata, and returns them as config.json has them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

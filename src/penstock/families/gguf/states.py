@@ -1,4 +1,4 @@
-"""What the metadata of architectures whose layers keep states says, as config.json has it.
+"""Reads the metadata of architectures whose layers keep states, and returns it as config.json has it.
 
 Source: conversion/{qwen,granite,nemotron,mamba}.py of llama.cpp. The kind of a layer follows from its tensors.
 """

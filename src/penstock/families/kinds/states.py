@@ -52,7 +52,7 @@ class RecurrentSpec:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """The channels of the convolution: queries, keys and values."""
         return 2 * self.key_width + self.value_width
 
     @property

@@ -30,7 +30,7 @@ class MessageCodec:
 
     def __init__(self, context: RequestContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool) -> None:
         """`reader` divides the text; without it, all text is content. `thinking`: the message shows reasoning.
-        `shortened`: the context allows fewer tokens than the request asks for."""
+        `shortened`: the context allows fewer tokens than the request's limit."""
         self._reader = reader
         self._thinking = thinking
         self._shortened = shortened

@@ -73,7 +73,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     speed: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     mcp_servers: Any = None
     prefill: Any = None
 
@@ -93,7 +93,7 @@ class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     inference_geo: Any = None
     metadata: Any = None
     service_tier: Any = None
-    # refused unless it asks for nothing
+    # refused unless it has no effect
     container: Any = None
 
 

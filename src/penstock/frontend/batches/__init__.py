@@ -3,7 +3,7 @@
 from penstock.frontend.batches.batches import BatchFields, cancel_batch, create_batch, list_batches, show_batch
 from penstock.frontend.batches.files import create_file, delete_file, list_files, show_content, show_file
 from penstock.frontend.describe import Operation
-from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.error_body import encode_error
 
 OPERATIONS = {
     "create_file": Operation(summary="Upload a file of requests, as multipart/form-data"),

@@ -80,7 +80,8 @@ async def show_batch(body: bytes, context: RequestContext) -> bytes:
 
 
 async def cancel_batch(body: bytes, context: RequestContext) -> bytes:
-    """Ends a batch early. What is answered by then is in its files. Raises APIError 404, or 409 for one that ended."""
+    """Cancels a batch. The answers that exist by then are in its files. Raises APIError 404, or 409 for one that
+    ended."""
 
     def cancel(connection: Any) -> batches.Fields:
         batch = batches.find(connection, context.tenant, context.path["id"])

@@ -1,1 +1,1 @@
-"""HTTP below the wires: connections, the bytes of a body, who may ask, and how an answer is sent."""
+"""HTTP below the wires: connections, the bytes of a body, access control, and how an answer is sent."""

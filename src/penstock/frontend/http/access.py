@@ -326,7 +326,7 @@ class _ResponseTracker:
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
             if all(name != b"cache-control" for name, _ in headers):
-                headers.append((b"cache-control", b"no-store"))  # a cache may not know that x-api-key is a secret
+                headers.append((b"cache-control", b"no-store"))  # a cache may not treat x-api-key as a secret
             message["headers"] = headers
         elif message["type"] == "websocket.accept":
             self.status = 101

@@ -97,9 +97,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raises APIError 400 for a parameter that the server knows but does not support.
+    """Raises APIError 400 for a parameter of the API that the server does not support.
 
-    `harmless` has these parameters with the values that ask for nothing, which are accepted. `where` is the path of
+    `harmless` has these parameters with the values that have no effect, which are accepted. `where` is the path of
     `fields` in the body.
     """
     for name, accepted in harmless.items():
@@ -125,7 +125,7 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits, an
             if not (any_type or _is_json(value)):
                 kind = value[:100].decode("latin-1")
                 raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
-    if not typed:  # a browser sends this for a page of any site, without asking the server first
+    if not typed:  # a browser sends this for a page of any site, without a preflight request
         raise APIError(415, "there is no content-type; send Content-Type: application/json", close=True)
 
 

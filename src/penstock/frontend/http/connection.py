@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise APIError(431, message, code="headers_too_large")
 
     def on_headers_complete(self) -> None:
-        # The parser may get headers and body at once, so bytes received do not tell the size of the headers.
+        # The parser may get headers and body at once, so the number of bytes received is not the size of the headers.
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header_bytes:
             raise self._headers_too_large()

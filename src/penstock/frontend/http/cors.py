@@ -37,12 +37,12 @@ class Cors:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks if a page may send a request."""
+    """Returns True for a browser's preflight request, which checks that a page may send a request."""
     return scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None
 
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
-    """Allows a page of an allowed origin every method and every header that it asks for."""
+    """Allows a page of an allowed origin every method and every header that it names."""
     headers = [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _SECONDS)]
     wanted = header(scope, b"access-control-request-headers")
     if wanted and len(wanted) <= _MAX_HEADERS and _HEADER_NAMES.fullmatch(wanted):

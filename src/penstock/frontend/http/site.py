@@ -1,9 +1,9 @@
 """Refuses requests that a page of another site makes through its reader's browser.
 
 A server without an API key on loopback is open to everything on the machine, and a browser there sends requests for any
-page. Such a request needs no key to cost time. Browsers mark it: with `Sec-Fetch-Site`, and with `Origin` if it is a
-POST. Programs send neither. Before a page sends JSON to another origin, the browser asks the server. It does not ask
-for other types, or none; `read_body` refuses these.
+page. These requests cost time, even if their answers cannot be read. Browsers mark them: with `Sec-Fetch-Site`, and
+with `Origin` if it is a POST. Programs send neither. Before a page sends JSON to another origin, the browser sends the
+server a preflight request. It sends none before other content types, or none at all; `read_body` refuses these.
 """
 
 from penstock.frontend.errors import APIError

@@ -69,7 +69,7 @@ class TLS:
             self.reload()
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What differs when a file has changed. None for a file that is not there."""
+        """Returns a signature for each file, which differs when the file has changed. None: the file is not there."""
         found: list[tuple[int, int, int] | None] = []
         for file in self._files:
             try:

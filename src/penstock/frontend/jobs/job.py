@@ -11,7 +11,7 @@ from typing import Any
 from penstock.frontend.errors import APIError
 from penstock.frontend.jobs.input import InputError, Lines, check_input, read_lines
 from penstock.frontend.jobs.lines import BatchLine, read_line, write_line
-from penstock.frontend.jobs.turns import Turns
+from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
 from penstock.frontend.storage import batches, files
@@ -21,35 +21,41 @@ _DELETED = "the input file was deleted, or has expired, before all of its reques
 _log = logging.getLogger("penstock.batches")
 
 
-class _Ended(Exception):
+class _BatchEnded(Exception):
     """A batch ends before all of its requests are answered. The argument is its status."""
 
 
-class Job:
+class BatchJob:
     """A batch that is open. Its state is in the storage: a request whose answer is stored is not sent again, so each is
     answered once, whenever the process ends."""
 
     def __init__(
-        self, batch: batches.Fields, storage: Database, local: ServedRequests, limits: RequestLimits, turns: Turns
+        self,
+        batch: batches.Fields,
+        storage: Database,
+        local: ServedRequests,
+        limits: RequestLimits,
+        places: BatchPlaces,
     ) -> None:
         self.changed = asyncio.Event()  # set: the batch may be cancelled
         self._batch = batch
         self._storage = storage
         self._local = local
         self._limits = limits
-        self._turns = turns
+        self._places = places
         self._running = 0  # requests
         self._answered = asyncio.Event()  # one of them
 
     async def run(self, checking: asyncio.Lock) -> None:
-        """Runs the batch to its end, whatever that is. A lock keeps inputs from being checked side by side: a check
+        """Runs the batch until it is complete, cancelled, expired or failed. A lock keeps inputs from being checked
+        side by side: a check
         holds 16 bytes of each `custom_id`.
 
         Raises APIError if the storage fails for another reason than that it is full.
         """
         try:
             if self._batch["status"] == "cancelling":
-                raise _Ended("cancelled")
+                raise _BatchEnded("cancelled")
             if self._batch["status"] == "validating":
                 async with checking:
                     await self._validate()
@@ -57,7 +63,7 @@ class Job:
             await self._end("completed")
         except InputError as error:
             await self._end("failed", error.errors)
-        except _Ended as ended:
+        except _BatchEnded as ended:
             await self._end(str(ended))
         except APIError as error:
             if error.status != 507:
@@ -81,7 +87,7 @@ class Job:
 
         def begin(connection: Any) -> None:
             if batches.find(connection, batch["owner"], batch["id"])["status"] == "cancelling":
-                raise _Ended("cancelled")
+                raise _BatchEnded("cancelled")
             until = batch["kept_until"]
             for field, suffix in (("output", "output"), ("errors_to", "error")):
                 name = f"{batch['id']}_{suffix}.jsonl"
@@ -93,12 +99,12 @@ class Job:
         await self._storage.run(begin)
 
     async def _answer_all(self) -> None:
-        """Answers the requests that have no answer yet. Raises _Ended, InputError and APIError."""
+        """Answers the requests that have no answer yet. Raises _BatchEnded, InputError and APIError."""
         try:
             lines = read_lines(self._storage, self._batch["input_file_id"], self._limits)
             async with asyncio.TaskGroup() as tasks, aclosing(lines) as groups:
                 await self._start_all(groups, tasks)
-        except* (_Ended, InputError, APIError) as group:
+        except* (_BatchEnded, InputError, APIError) as group:
             raised = next(_leaves(group))
         else:
             return
@@ -114,11 +120,11 @@ class Job:
             for number, line in lines:
                 if number in done:
                     continue
-                await self._turns.take()
+                await self._places.take()
                 if ended := await self._ended():
-                    self._turns.give_back()
+                    self._places.give_back()
                     await self._all_answered()
-                    raise _Ended(ended)
+                    raise _BatchEnded(ended)
                 request = read_line(line, (self._batch["endpoint"],))
                 self._running += 1
                 tasks.create_task(self._answer(number, request)).add_done_callback(self._free)
@@ -153,7 +159,7 @@ class Job:
     def _free(self, task: "asyncio.Task[None]") -> None:
         self._running -= 1
         self._answered.set()
-        self._turns.give_back()
+        self._places.give_back()
 
     async def _ended(self) -> str:
         """The status with which the batch ends now, or ""."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from functools import partial
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.jobs.job import Job
-from penstock.frontend.jobs.turns import Turns
+from penstock.frontend.jobs.job import BatchJob
+from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
 from penstock.frontend.storage import batches, files, responses
@@ -27,20 +27,21 @@ class BatchRunner:
         owner: str,
         local: ServedRequests,
         limits: RequestLimits,
-        turns: Turns,
+        places: BatchPlaces,
         fresh: bool = True,
     ) -> None:
-        """Batches of other keys than the `owner`'s wait: nobody can read their answers. `fresh`: no process of this
+        """Batches of other keys than the `owner`'s wait: no client of this server could read their answers. `fresh`: no
+        process of this
         server has received a file yet."""
         self._storage = storage
         self._owner = owner
         self._local = local
         self._limits = limits
-        self._turns = turns
+        self._places = places
         self._fresh = fresh
         self._woken = asyncio.Event()
         self._checking = asyncio.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BatchJob] = {}
 
     def wake(self) -> None:
         """A batch is new, or is to be cancelled."""
@@ -70,10 +71,10 @@ class BatchRunner:
     async def _start_jobs(self, tasks: asyncio.TaskGroup) -> None:
         for batch in await self._storage.run(partial(batches.opened, owner=self._owner)):
             if batch["id"] not in self._jobs:
-                job = self._jobs[batch["id"]] = Job(batch, self._storage, self._local, self._limits, self._turns)
+                job = self._jobs[batch["id"]] = BatchJob(batch, self._storage, self._local, self._limits, self._places)
                 tasks.create_task(self._run(batch["id"], job))
 
-    async def _run(self, batch_id: str, job: Job) -> None:
+    async def _run(self, batch_id: str, job: BatchJob) -> None:
         """Runs a batch to its end. After an error it runs again, but not at once."""
         try:
             await job.run(self._checking)

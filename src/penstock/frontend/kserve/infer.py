@@ -49,7 +49,7 @@ async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
 
 
 def _bounded(text: str, context: RequestContext) -> str:
-    """Raises APIError 400 for a text that takes long to decode: nobody has counted its parts."""
+    """Raises APIError 400 for a text that takes long to decode: its parts have not been counted yet."""
     if len(text) > context.limits.max_parameter_chars:
         raise invalid(
             f"input sampling_parameters has {len(text)} characters; the limit is "

@@ -36,7 +36,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
 
 
 async def show_config(body: bytes, context: RequestContext) -> bytes:
-    """The part of Triton's model configuration that clients ask for. Raises APIError 404 for another model."""
+    """Returns the part of Triton's model configuration that clients use. Raises APIError 404 for another model."""
     inputs = [
         {"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"}
         for names, kind in ((TEXTS, "TYPE_STRING"), (FLAGS, "TYPE_BOOL"))

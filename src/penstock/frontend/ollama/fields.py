@@ -38,7 +38,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rope_frequency_scale: Any = None
     use_mlock: Any = None
     use_mmap: Any = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     embedding_only: Any = None
     mirostat: Any = None
     tfs_z: Any = None
@@ -70,7 +70,7 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     context: list[int] | None = None
     raw: bool | None = None
     suffix: str | None = None  # for models with fill-in-the-middle tokens
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     height: Any = None
     images: Any = None
     steps: Any = None

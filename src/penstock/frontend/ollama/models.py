@@ -48,7 +48,7 @@ async def list_running(body: bytes, context: RequestContext) -> bytes:
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
-    """What is known about the model. Raises APIError 404 for another one."""
+    """Returns the facts about the model. Raises APIError 404 for another one."""
     model = context.model
     _, name = read_model(body)
     check_model(model, name)

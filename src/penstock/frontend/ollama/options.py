@@ -57,7 +57,7 @@ def read_request(fields: RequestFields, prompt: ChatMessages, use: ToolUse, limi
 
 
 def max_tokens(fields: RequestFields) -> int | None:
-    """The limit of the answer. None: what the context allows, which 0 and below ask for."""
+    """The limit of the answer. None: as far as the context allows; 0 and below mean this too."""
     wanted = None if fields.options is None else fields.options.num_predict
     return wanted if wanted is not None and wanted > 0 else None
 
@@ -93,7 +93,8 @@ def read_think(fields: RequestFields) -> Mapping[str, Any]:
 
 
 def answer_nothing(fields: RequestFields, content: Mapping[str, Any]) -> Answer:
-    """The answer to a request without a prompt, which asks to load the model or to unload it. It stays loaded."""
+    """Returns the answer to a request without a prompt, which means: load the model, or unload it. The model stays
+    loaded."""
     keep = fields.keep_alive
     unloads = keep is not None and (keep == 0 or str(keep).rstrip("smh") == "0")
     reason = {"done": True, "done_reason": "unload" if unloads else "load"}

@@ -29,7 +29,7 @@ async def pull(body: bytes, context: RequestContext) -> Answer | StreamedAnswer:
     if store is None:
         message = f"this server does not pull models; {_HOW}, or run penstock pull {name[:200]}"
         raise APIError(403, message, param="model")
-    download = _Download(store, stored_name(name))
+    download = _ModelDownload(store, stored_name(name))
     if streams:
         return StreamedAnswer(download.lines(), NDJSON)
     try:
@@ -65,7 +65,7 @@ async def _models(store: ModelStore) -> list[StoredModel]:
     return await asyncio.to_thread(store.models)
 
 
-class _Download:
+class _ModelDownload:
     """A download on a thread, which ends with the answer at the latest."""
 
     def __init__(self, store: ModelStore, name: str) -> None:
@@ -73,7 +73,7 @@ class _Download:
         self._done = self._total = 0
         self._stopped = False
         self.running = asyncio.create_task(asyncio.to_thread(store.pull, name, self._watch))
-        self.running.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody reads it
+        self.running.add_done_callback(lambda task: task.cancelled() or task.exception())  # its error may never be read
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yields the lines of an answer: what Ollama's clients show as progress, then success or an error."""
@@ -96,7 +96,7 @@ class _Download:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the download. What is downloaded stays, and the next pull goes on from there."""
+        """Ends the download. Downloaded bytes stay, and the next pull goes on from there."""
         self._stopped = True
 
     def _progress(self, done: int) -> dict[str, Any]:

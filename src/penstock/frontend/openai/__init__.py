@@ -1,11 +1,11 @@
 """The wire of the OpenAI API: completions, chat and models, with vLLM's tokenize, detokenize and tokenizer_info."""
 
 from penstock.frontend.describe import Operation
+from penstock.frontend.error_body import encode_error
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.openai.chat import read_chat
 from penstock.frontend.openai.completions import read_completion
 from penstock.frontend.openai.embeddings import EmbeddingFields, embeddings
-from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
 from penstock.frontend.openai.socket import ChatSocket

@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.error_body import error_body
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.http.sse import sse_event
-from penstock.frontend.openai.errors import error_body
 from penstock.frontend.openai.fields import StreamOptions
 
 DONE = sse_event(b"[DONE]")
@@ -35,7 +35,7 @@ class EventFrame:
         return self._tail
 
     def closing(self, usage: Usage) -> bytes:
-        """The event with the usage if the request asks for it, and the end of the stream."""
+        """Returns the event with the usage if the request includes it, and the end of the stream."""
         if not self._include_usage:
             return DONE
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE

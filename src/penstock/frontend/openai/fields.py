@@ -1,7 +1,7 @@
 """The parameters of requests: those of the OpenAI API, and those of vLLM that clients use.
 
-Types are strict (no "1" for 1, no true for 1), and unknown parameters are refused by name. A parameter that Penstock
-knows but does not support is declared `Any`, and refused unless its value asks for nothing (see `UNSUPPORTED`).
+Types are strict (no "1" for 1, no true for 1), and unknown parameters are refused by name. A parameter of the API that
+Penstock does not support is declared `Any`, and refused unless its value has no effect (see `UNSUPPORTED`).
 """
 
 from typing import Any
@@ -86,7 +86,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     service_tier: Any = None
@@ -169,7 +169,7 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None  # vLLM's name for it; -1: no budget
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     chat_template: Any = None
     functions: Any = None
     function_call: Any = None
@@ -202,7 +202,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     model: str | None = None
 
 
-# Parameters that are known but not supported, each with the values besides null that ask for nothing.
+# Parameters of the API that are not supported, each with the values besides null that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),

@@ -10,7 +10,7 @@ from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 
 
 def read_grammar(fields: SamplingFields) -> GrammarSource | None:
-    """The grammar that a request asks for, not yet checked. Raises APIError 400 for more than one."""
+    """Returns the grammar of a request, not yet checked. Raises APIError 400 for more than one."""
     found = [source for source in _sources(fields) if source is not None]
     if len(found) > 1:
         raise invalid(f"{found[0].param} excludes {found[1].param}; send one of them", found[1].param)

@@ -11,13 +11,13 @@ _PATH = "/v1/chat/completions"
 _MAX_ID_CHARS = 128
 
 
-class _Message(msgspec.Struct, forbid_unknown_fields=True):
+class _SocketMessage(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     cancel: bool = False
 
 
-_decoder = msgspec.json.Decoder(_Message)
+_decoder = msgspec.json.Decoder(_SocketMessage)
 
 
 class ChatSocket:

@@ -62,7 +62,7 @@ async def detokenize(body: bytes, context: RequestContext) -> bytes:
 
 
 async def tokenizer_info(body: bytes, context: RequestContext) -> bytes:
-    """What a client needs to make prompts of token ids by itself, named as in tokenizer_config.json."""
+    """Returns the facts from which a client makes prompts of token ids by itself, named as in tokenizer_config.json."""
     tokenizer = context.model.tokenizer
     template = tokenizer.chat_template
     return orjson.dumps(

@@ -1,7 +1,7 @@
 """The pages for browsers: the playground, the dashboard and the API's description, with the routes that they read."""
 
 from penstock.frontend.describe import Operation
-from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.error_body import encode_error
 from penstock.frontend.pages.files import show_dashboard, show_docs, show_file, show_playground
 from penstock.frontend.pages.server import show_load, show_server
 

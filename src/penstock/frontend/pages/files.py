@@ -1,4 +1,4 @@
-"""The files of the pages. They are read and compressed once, when the first browser asks for a page."""
+"""The files of the pages. They are read and compressed once, at the first request for a page."""
 
 import gzip
 import hashlib

@@ -1,1 +1,1 @@
-"""What a request asks for, checked and made ready for the engine, and how its answer is read. No wire's own."""
+"""Checks requests and makes them ready for the engine, and reads their answers. All wires share it."""

@@ -1,6 +1,6 @@
 """Bounds the size of an answer before its request is admitted.
 
-Each parameter has a limit of its own, but a few kilobytes of request could ask for their product: prompts x choices x
+Each parameter has a limit of its own, but a few kilobytes of request could demand their product: prompts x choices x
 tokens x alternatives.
 """
 

@@ -19,7 +19,7 @@ _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_pro
 
 
 class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat's prompt is made of."""
+    """The parts of a chat's prompt."""
 
     messages: Sequence[Mapping[str, Any]]  # in OpenAI's form, checked
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form, checked

@@ -12,7 +12,7 @@ _NAME = HEADER.lower().encode()
 
 
 def check_timeout(value: float | None, param: str, limit: float | None) -> None:
-    """Raises APIError 400 if a request asks for no time, or for more than the server gives."""
+    """Raises APIError 400 if a request's timeout is 0 or below, or above the server's limit."""
     most = limit or MOST
     if value is not None and not 0 < value <= most:
         raise invalid(f"{param} is {value:g}; it must be above 0 and at most {most:g} seconds: change it", param)
@@ -23,7 +23,7 @@ def deadlines(
 ) -> tuple[float | None, float | None]:
     """Returns when the last and the first token are due, in seconds on time.monotonic(); None: at any time.
 
-    Of several timeouts the shortest counts. Raises APIError 400 for a wrong header.
+    If there are several timeouts, the shortest counts. Raises APIError 400 for a wrong header.
     """
     limits = context.limits
     total = _shortest(timeout, _header(context), limits.request_timeout)

@@ -13,7 +13,7 @@ _MAX_QUERY = 4096  # bytes
 
 
 class Page(NamedTuple):
-    """The part of a list that a request asks for."""
+    """The part of a list that a request selects."""
 
     limit: int
     after: str  # the id of the item before the page; "": the page is the first one

@@ -27,7 +27,7 @@ ANY_TEXT = Grammar("any", "")
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a request, and what it wants of them."""
+    """The tools of a request, and how its answer may use them."""
 
     tools: Sequence[Mapping[str, Any]] = ()  # as templates show them: {"type": "function", "function": {...}}
     schemas: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)  # of arguments, by the tool's name
@@ -82,7 +82,7 @@ async def _grammar(
             raise
         if not required and source is None:
             return None  # too large to be held: the calls are then what the model writes
-        if "JSON schema" in error.message:  # the message is about a grammar that the client does not know
+        if "JSON schema" in error.message:  # the message is about a grammar that the client did not write
             await _check_each(model, use, answer)
         raise
 

@@ -85,7 +85,7 @@ def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int |
         raise invalid(f"{param} is {digits(wanted)}; it must be 1 or more", param)
     if wanted > left:
         raise invalid(
-            f"the maximum context length is {model.max_model_len} tokens, but {digits(wanted)} were asked for after a "
+            f"the maximum context length is {model.max_model_len} tokens, but {digits(wanted)} were requested after a "
             f"prompt of {prompt_tokens}; lower {param} to {left} or shorten the prompt",
             param,
             "context_length_exceeded",

@@ -163,7 +163,7 @@ def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> 
 
 def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
     """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400 that names
-    the parameter. -1 asks for no budget."""
+    the parameter. -1 means no budget."""
     if given is None or given == -1:
         return None
     if given < 0:

@@ -1,7 +1,7 @@
 """OpenAI's Responses API."""
 
 from penstock.frontend.describe import Operation
-from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.error_body import encode_error
 from penstock.frontend.responses.create import count_input_tokens, create_response
 from penstock.frontend.responses.fields import PromptFields, ResponseFields
 from penstock.frontend.responses.socket import ResponseSocket

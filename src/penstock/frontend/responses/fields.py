@@ -64,7 +64,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: TextFields | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     conversation: Any = None
     truncation: Any = None
 
@@ -89,7 +89,7 @@ class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     background: Any = None
     context_management: Any = None
     max_tool_calls: Any = None

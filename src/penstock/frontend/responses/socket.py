@@ -14,11 +14,11 @@ _TYPE = "response.create"
 _FIXED = ("stream", "background")  # parameters of HTTP that a message has no use for
 
 
-class _Message(msgspec.Struct):
+class _MessageType(msgspec.Struct):
     type: str
 
 
-_decoder = msgspec.json.Decoder(_Message)
+_decoder = msgspec.json.Decoder(_MessageType)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

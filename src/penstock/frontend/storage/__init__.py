@@ -1,1 +1,1 @@
-"""What outlives a request: stored responses, files and batches, in one SQLite database."""
+"""Stores responses, files and batches in one SQLite database."""

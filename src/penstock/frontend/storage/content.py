@@ -16,7 +16,8 @@ async def read_chunks(storage: Database, file_id: str) -> AsyncIterator[bytes]:
 
 
 async def remove(storage: Database, file_id: str) -> None:
-    """Deletes a file. Nobody finds it from the first step on; if one fails, the file is deleted as one that expired."""
+    """Deletes a file. It is hidden from the first step on; if a step fails, the file is deleted later, as one that
+    expired."""
     await storage.run(partial(files.hide, file_id=file_id), reserve=True)
     while await storage.run(partial(files.remove_part, file_id=file_id), reserve=True):
         pass

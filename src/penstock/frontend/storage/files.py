@@ -38,7 +38,7 @@ class StoredFile(NamedTuple):
 
 
 def begin(connection: sqlite3.Connection, owner: str, name: str, purpose: str, expires: int) -> str:
-    """Adds an empty file, which nobody sees until it is complete. Returns its id."""
+    """Adds an empty file, which is hidden until it is complete. Returns its id."""
     file_id, now = f"file-{secrets.token_hex(16)}", int(time.time())
     connection.execute(
         "INSERT INTO files (id, owner, name, purpose, bytes, created, expires, complete) VALUES (?,?,?,?,0,?,?,0)",

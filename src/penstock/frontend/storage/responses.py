@@ -15,7 +15,7 @@ _LENGTH = "LENGTH(input) + LENGTH(output) + LENGTH(rest)"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is stored of a response, as JSON."""
+    """The stored part of a response, as JSON."""
 
     input: bytes  # its own input items
     output: bytes  # its output items

@@ -14,8 +14,8 @@ _LEAST = 64 << 10  # bytes that are worth a file
 
 
 class Spare:
-    """A file without content, as large as possible. All processes of a server have the same one; whoever changes it
-    must hold `alone`."""
+    """A file without content, as large as possible. All processes of a server share it; a process must hold `alone` to
+    change it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "penstock.sqlite3-spare"

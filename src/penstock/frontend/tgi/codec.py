@@ -95,7 +95,7 @@ class GenerateCodec:
         return [self._token(token_id, logprob, self._tokenizer.token(token_id)) for token_id, logprob in row.top]
 
     def _prefill(self, packed: bytes) -> list[dict[str, Any]]:
-        """The tokens of the prompt, if the request asks for them. The first one has no logprob."""
+        """Returns the tokens of the prompt, if they were requested. The first one has no logprob."""
         if self._request.sampling.prompt_logprobs is None:
             return []
         logprobs = [None, *(finite(row.logprob) for row in unpack_rows(packed, 0))]

@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_n_tokens: int | None = None
     return_full_text: bool | None = None
     truncate: int | None = None
-    # refused unless they ask for nothing
+    # refused unless they have no effect
     adapter_id: Any = None
     best_of: Any = None
     typical_p: Any = None

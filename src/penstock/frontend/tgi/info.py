@@ -7,7 +7,7 @@ from penstock.version import __version__
 
 
 async def show_info(body: bytes, context: RequestContext) -> bytes:
-    """What is known about the model and the limits."""
+    """Returns the facts about the model, and the limits."""
     model, limits = context.model, context.limits
     info = model.client.info
     return orjson.dumps(

@@ -23,7 +23,7 @@ Prepare = Callable[[M, bool], Awaitable[Start[M] | None]]
 
 
 class Versions(Protocol[M]):
-    """What serves a version, and can exchange it: one API process, or the supervisor of several."""
+    """Serves a version and can exchange it: one API process, or the supervisor of several."""
 
     @property
     def model(self) -> M: ...

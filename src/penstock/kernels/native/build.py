@@ -108,7 +108,7 @@ def _check(done: subprocess.CompletedProcess[Any]) -> None:
 
 def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping[str, Sequence[str]] = SOURCES) -> None:
     """Compile as many files at once as there are processors, and link them. An optional file is left out if the
-    compiler does not know its flags.
+    compiler does not support its flags.
 
     Raises CannotBuild. If the compiler fails, its messages are on stderr.
     """
@@ -118,7 +118,7 @@ def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping
     command = [*compiler(), *FLAGS, *flags, f'-DPENSTOCK_DIGEST="{digest()}"']
     left_out = {name for name in OPTIONAL if name in sources and not _takes(sources[name])}
     for name in left_out:
-        print(f"{name} is left out: {command[0]} does not know {' '.join(sources[name])}", file=sys.stderr)
+        print(f"{name} is left out: {command[0]} does not support {' '.join(sources[name])}", file=sys.stderr)
     sources = {name: extra for name, extra in sources.items() if name not in left_out}
     command += [f"-D{macro}" for name, macro in OPTIONAL.items() if name in sources]
     with tempfile.TemporaryDirectory() as folder:

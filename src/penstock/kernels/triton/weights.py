@@ -1,7 +1,7 @@
 """Quantised weights for a GPU's products, and their packing in plain torch, on any device.
 
-Values are those of the CPU's schemes (see native/packing.py): symmetric and rounded to the nearest. int8 has a scale
-per output column, int4 one (fp16) per group of values along k. fp8 (e4m3) has scales like int8. Layouts:
+Values are symmetric around 0 and rounded to the nearest; unlike the CPU's grouped weights they have no minimum. int8
+has a scale per output column, int4 one (fp16) per group of values along k. fp8 (e4m3) has scales like int8. Layouts:
 
 - int8 and fp8: [n, k], as in a checkpoint. Tensor cores read both operands with k contiguous.
 - int4: bytes [padded k / 2, n] of two values plus 8 each. Byte 32 b + j of a column has value 64 b + j in its low half

@@ -20,7 +20,7 @@ def cache_root(
     spec: ModelSpec, parameters: Mapping[str, Any], config: EngineConfig, platform: Platform, kernels: Kernels
 ) -> str:
     """Returns as JSON everything besides the tokens that keys and values depend on: the revision of the weights, dtype
-    and layout of the pages, and whatever may change a bit of the results."""
+    and layout of the pages, and everything else that may change a bit of the results."""
     root = {
         "weights": [config.revision, stored_as(config, platform.isa), weights_digest(spec, parameters)],
         "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],

@@ -61,7 +61,7 @@ def load_gpu_runner(
     """Loads a runner on one GPU of this machine. `local` is (index, number) of ranks on this machine:
     rank i uses GPU i. `place` and `rendezvous` are as for `load_device_runner`.
 
-    Raises ConfigError when torch finds no GPU, or fewer than ranks, and whatever `load_device_runner` raises.
+    Raises ConfigError when torch finds no GPU, or fewer than ranks, and the errors of `load_device_runner`.
     """
     try:
         torch.cuda.init()

@@ -8,7 +8,7 @@ UNUSED = ("torch._meta_registrations", "torch.export")
 
 
 def import_torch() -> None:
-    """Imports torch without the modules of UNUSED. Whoever imports one of them later gets the real one."""
+    """Imports torch without the modules of UNUSED. A later import of one of them gets the real one."""
     if "torch" in sys.modules:
         return
     empty = {name: ModuleType(name) for name in UNUSED}

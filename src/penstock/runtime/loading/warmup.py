@@ -5,11 +5,11 @@ request, and the memory peak can be measured.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from penstock.config import EngineConfig
 from penstock.families.checkpoint.stored import CheckpointError
-from penstock.messages import Capacity, NewSequence, SamplingParams, StepPlan, StepResult, Work
+from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
+from penstock.runtime.runner import ModelRunner
 
 _GREEDY = SamplingParams(seed=0, max_tokens=2, temperature=0.0)
 _SAMPLED = SamplingParams(seed=0, max_tokens=2)
@@ -31,22 +31,13 @@ _EVERY_OPTION = SamplingParams(
 )
 
 
-class Runner(Protocol):
-    """The part of a runner that a warm-up uses."""
-
-    @property
-    def capacity(self) -> Capacity: ...
-
-    def execute(self, plan: StepPlan) -> StepResult | None: ...
-
-
 def blocks_for_warm_up(config: EngineConfig) -> int:
     """The KV blocks per group that dummy steps of the largest size need. With fewer, they have fewer sequences."""
     whole = config.max_num_batched_tokens // config.block_size
     return 1 + whole + config.max_num_seqs * (2 + 2 // config.block_size)
 
 
-def warm_up_all_sizes(runner: Runner, config: EngineConfig) -> None:
+def warm_up_all_sizes(runner: ModelRunner, config: EngineConfig) -> None:
     """Runs steps of 1, 2, 4, ... decoding sequences and prompt tokens, each way of sampling, and the largest step with
     every sampling option. The runner must have no sequences, and has none afterwards."""
     steps = _DummySteps(runner, config)
@@ -60,7 +51,7 @@ def warm_up_all_sizes(runner: Runner, config: EngineConfig) -> None:
     steps.run([each + (i < more) for i in range(config.max_num_seqs)], _EVERY_OPTION)
 
 
-def warm_up_one_sequence(runner: Runner, config: EngineConfig) -> None:
+def warm_up_one_sequence(runner: ModelRunner, config: EngineConfig) -> None:
     """Runs a prefill of one token and a decode step."""
     _DummySteps(runner, config).run([1], _GREEDY)
 
@@ -79,7 +70,7 @@ def check_finite(result: StepResult | None) -> None:
 
 
 class _DummySteps:
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
         self._runner = runner
         self._longest = config.max_model_len
         self._blocks = min(group.num_blocks for group in runner.capacity.groups) - 1

@@ -1,7 +1,7 @@
 """Decode steps that are captured once and replayed: a launch or two instead of hundreds.
 
 A graph is captured for a number of sequences, and a step is padded to the next larger graph. It comes in two halves:
-where a row asks for edits or logprobs, which no graph could know beforehand, the second half is launched eagerly.
+if a row has edits or logprobs, which no graph could contain beforehand, the second half is launched eagerly.
 """
 
 from bisect import bisect_left

@@ -60,7 +60,7 @@ class RecordedStep:
         self._logits: Tensor | None = None
         if step.last:
             with session.record() as self._head:
-                # Where every token has a row of logits, the rows are in place.
+                # If every token has a row of logits, the rows are in place.
                 most = max(capacity.logit_rows, scored)
                 rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:most], self._rows))
                 self._logits = step.logits(rows)
@@ -118,8 +118,8 @@ class RecordedStep:
     def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
         """Executes the step with one native call.
 
-        What a repeated step does not need is skipped: weights have evicted Python's code from the caches, so each line
-        costs cache misses.
+        A repeated step skips all work that it does not need: weights have evicted Python's code from the caches, so
+        each line costs cache misses.
         """
         if shape is not self._shape:
             self._kernels.sequences.value, self._rows.value = shape.sequences, shape.tokens

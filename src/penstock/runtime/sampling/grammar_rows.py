@@ -24,7 +24,7 @@ class Matcher(Protocol):
     error: str  # why it cannot go on; empty: it can
 
     def free(self, tokens: int) -> bool:
-        """Whether every token is allowed next, and also after `tokens` more, whatever they are. True once the output
+        """Returns True if every token is allowed next, and also after any `tokens` more tokens. True once the output
         has ended, and while no trigger or limit is near."""
         ...
 
@@ -58,7 +58,7 @@ class Grammars(Protocol):
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _MatchedSequence:
     matcher: Matcher
     awaited: int = 0  # its tokens in outstanding plans
 
@@ -69,7 +69,7 @@ class GrammarRow(NamedTuple):
     seq: int
     unit: int  # its index among the plan's work
     place: int  # of its first row of logits
-    state: _Sequence
+    state: _MatchedSequence
     drafts: tuple[int, ...] = ()
 
 
@@ -81,7 +81,7 @@ class GrammarRows:
         self._grammars = grammars
         self._masks = masks
         self._shared = shared
-        self.held: dict[int, _Sequence] = {}  # by sequence number
+        self.held: dict[int, _MatchedSequence] = {}  # by sequence number
 
     def prepare(self, grammar: Grammar) -> bool:
         """See Grammars."""
@@ -91,7 +91,7 @@ class GrammarRows:
         """Start a sequence after `output_ids`. Returns why it cannot be started; empty: it can."""
         matcher = self._grammars.matcher(grammar, output_ids)
         if not matcher.error:
-            self.held[seq] = _Sequence(matcher)
+            self.held[seq] = _MatchedSequence(matcher)
         return matcher.error
 
     def remove(self, seq: int) -> None:

@@ -71,7 +71,7 @@ def choose(
     tokens[status != CHOSEN] = 0
     packed = None
     if logprobs >= 0:
-        raw = np.where((status == NOT_FINITE)[:, None], np.float32(0), raw)  # nobody reads what is packed of these
+        raw = np.where((status == NOT_FINITE)[:, None], np.float32(0), raw)  # these are packed and never read
         packed = torch.from_numpy(pack_logprobs(raw, tokens, logprobs))
     return Chosen(torch.from_numpy(tokens), torch.from_numpy(status), packed)
 

@@ -1,6 +1,6 @@
 """The sampler's rows: how each row of the batch is sampled, on the host and on the device.
 
-Parameters are sent once, when a sequence gets its row. What a step needs beside them is small and made by `plan`.
+Parameters are sent once, when a sequence gets its row. The other inputs of a step are small and made by `plan`.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ MOST = 2**31 - 1  # the largest int32
 
 
 class StepSampling(NamedTuple):
-    """How the rows of logits of one step are sampled. The one place where what rows ask for enters a step."""
+    """How the rows of logits of one step are sampled. It is the one place where the options of rows enter a step."""
 
     edited: NDArray[np.int32]  # rows of logits that are edited
     filtered: bool  # whether any row has a top_k, top_p or min_p
-    logprobs: NDArray[np.int32]  # [rows of logits]: how many of the best tokens each wants; -1: no logprobs
+    logprobs: NDArray[np.int32]  # [rows of logits]: how many of the best tokens each lists; -1: no logprobs
     most_logprobs: int  # the largest of these
 
 
@@ -141,7 +141,7 @@ class Sampler:
     # -- what is sent to the device ---------------------------------------------------------------------------
 
     def changes(self) -> list[Change]:
-        """What must be written on the device since the last call."""
+        """Returns the values to write on the device since the last call."""
         rows, self._started = self._started, []
         if not rows:
             return []

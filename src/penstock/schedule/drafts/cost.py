@@ -1,4 +1,4 @@
-"""What steps with drafts cost, by measurement, and how many drafts pay.
+"""Measures the cost of steps with drafts, and decides how many drafts pay.
 
 All seconds are differences of times that the scheduler was given, so a replay chooses the same drafts.
 """
@@ -17,7 +17,7 @@ LEAST_GAIN = 0.02  # tokens of a draft
 
 
 class Mean:
-    """A mean that follows its values. Of the first values the least counts: what disturbs a step makes it longer."""
+    """A mean that follows its values. Among the first values the least counts: a disturbance makes a step longer."""
 
     __slots__ = ("count", "step", "value")
 

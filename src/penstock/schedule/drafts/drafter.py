@@ -21,7 +21,7 @@ MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 
 
 class DraftSource(Protocol):
-    """Where drafts come from."""
+    """A source of drafts."""
 
     def drafts(self, count: int) -> Line[int]:
         """At most so many tokens."""

@@ -77,7 +77,7 @@ class TokenIndex:
     def find(self, text: Line[int], tokens: Line[int], after: int) -> Match | None:
         """The position in `text`, the indexed one, whose tokens before it equal the most of the last of `tokens`.
 
-        Of equally good positions the first from `after` on is preferred, else the latest.
+        Among equally good positions, the first from `after` on is preferred, else the latest.
         """
         end = len(tokens)
         if end < GRAM:

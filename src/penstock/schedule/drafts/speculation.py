@@ -114,7 +114,7 @@ class Speculation:
             copies = sequence.drafter is not None and sequence.drafter.copies
             if not (forced or copies or (place - self._turn) % count < looks):
                 continue
-            # With a token in flight, nobody knows yet what drafts would follow.
+            # With a token in flight, the position of the drafts is not certain yet.
             if sequence.planned != sequence.computed + 1 or sequence.expected != len(sequence.tokens) + 1:
                 continue
             most = min(self._most, sequence.limit - 1 - sequence.planned)

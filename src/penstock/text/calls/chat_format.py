@@ -46,7 +46,7 @@ Its arguments must obey the tool's schema. To call no tool, answer in plain text
 _NO_TOOLS = "\n\nAnswer with this in plain text."  # else small models repeat the call
 
 
-class _Shape(NamedTuple):
+class _CallForm(NamedTuple):
     """The form in which a template takes tool calls of earlier messages."""
 
     arguments_as_text: bool
@@ -92,8 +92,8 @@ class ChatFormat:
         template = self._checked_template
         if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             messages = self._with_results(messages)
-            if (shape := self._shape) is not None:
-                messages = [_shaped(message, shape) for message in messages]
+            if (form := self._call_form) is not None:
+                messages = [_shaped(message, form) for message in messages]
             else:
                 messages = list(_flat(messages, self._format, "" if tools else _NO_TOOLS))
         if tools and not self._shows_tools:
@@ -119,27 +119,27 @@ class ChatFormat:
         return self._checked_template.takes_tools and self.tools is not PLAIN_JSON
 
     @functools.cached_property
-    def _shape(self) -> _Shape | None:
+    def _call_form(self) -> _CallForm | None:
         """The form in which the template shows earlier calls, found by rendering one. None: it shows none."""
         if self._format is PLAIN_JSON:
             return None
         for as_text in (False, True):
             for empty in (None, ""):
-                shape = _Shape(as_text, empty)
+                form = _CallForm(as_text, empty)
                 try:
                     shown = self._checked_template.render(
-                        [_shaped(message, shape) for message in _probe()],
+                        [_shaped(message, form) for message in _probe()],
                         tools=[_PROBE_TOOL] if self._shows_tools else None,
                     )
                 except ChatTemplateError:
                     continue
                 python = isinstance(getattr(self._format, "body", None), PythonCall)
                 if _PROBE in shown and "None" not in shown and (python or not _REPR.search(shown)):
-                    return shape
+                    return form
         return None
 
     def _with_results(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Gives results the names of their tools, and calls ids of the form that the model knows."""
+        """Gives results the names of their tools, and calls ids of the form that the model was trained with."""
         style = self._format.id_style
         names: dict[str, str] = {}
         ids: dict[str, str] = {}
@@ -185,14 +185,14 @@ def _id_in_style(style: str, given: str, name: str, number: int) -> str:
     return given
 
 
-def _shaped(message: Mapping[str, Any], shape: _Shape) -> dict[str, Any]:
+def _shaped(message: Mapping[str, Any], form: _CallForm) -> dict[str, Any]:
     """Returns a message with calls in the form that the template takes."""
     message = dict(message)
     if not message.get("tool_calls"):
         return message
     if not message.get("content"):
-        message["content"] = shape.empty_content
-    if not shape.arguments_as_text:
+        message["content"] = form.empty_content
+    if not form.arguments_as_text:
         message["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
             for call in message["tool_calls"]

@@ -290,7 +290,7 @@ _LIST = (
         found_by=(("[func_name1(",), ("<|python_start|>",)),
     ),
 )
-# For models whose template has no format: the server's own instruction asks for it.
+# For models whose template has no format: the server's own instruction describes it.
 PLAIN_JSON = ToolFormat("json", JsonObject(), separator="\n", one_call=True)
 
 TOOL_FORMATS: Mapping[str, ToolFormat | ChannelFormat] = {item.name: item for item in (*_LIST, PLAIN_JSON)}

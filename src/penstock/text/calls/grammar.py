@@ -161,7 +161,7 @@ def _group(
 ) -> str:
     """Returns a rule for one group of calls, or for one call. `written` is its beginning that is there already.
 
-    The text before the name is one lexeme, so that free text, which is another lexeme, is told apart from it.
+    The text before the name is one lexeme, so that the lexer distinguishes it from free text, which is another lexeme.
     """
     begin = "" if tools.optional_begin else tools.begin
     opening = begin + ("[" if tools.listed else "")

@@ -141,7 +141,7 @@ class MessageParser:
             yield
 
     def _calls(self, tools: ToolFormat, trigger: str) -> Reading[None]:
-        """Reads calls from behind their trigger. What is no call becomes content."""
+        """Reads calls from behind their trigger. Text that is no call becomes content."""
         cursor = self._cursor
         heads = [text.strip() for text in tools.head]
         heads = heads[heads.index(trigger) + 1 :] if trigger in heads else heads

@@ -1,4 +1,4 @@
-"""What a model's message consists of, and the errors of reading it."""
+"""The parts of a model's message, and the errors of reading it."""
 
 import secrets
 from collections.abc import Mapping

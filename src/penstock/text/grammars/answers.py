@@ -1,4 +1,4 @@
-"""What a worker process does for grammars. A hostile one can keep llguidance busy for hours."""
+"""Checks grammars in a worker process, since a hostile one can keep llguidance busy for hours."""
 
 import os
 import signal

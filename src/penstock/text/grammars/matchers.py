@@ -90,8 +90,9 @@ class GrammarMatcher:
         return thinker is not None and thinker.on and trigger.text != thinker.end_marker
 
     def look_ahead(self, drafts: Sequence[int]) -> tuple[list[list[int]], dict[int, AllowedTokens]]:
-        """What is left out for the next token, and for those after each draft, as far as the grammar is not in force:
-        up to the trigger, or after the end. And where reasoning must end: the only tokens that may come."""
+        """Returns the tokens that are left out for the next token and for those after each draft, as far as the grammar
+        is not in force: up to the trigger, or after the end. Also returns the only tokens that may come where reasoning
+        must end."""
         free: list[list[int]] = []
         only: dict[int, AllowedTokens] = {}
         trigger, tail, ended, held = self._trigger, self._tail, self._ended, False

@@ -1,4 +1,4 @@
-"""What a GrammarChecker and its process say to each other: JSON, one message a line."""
+"""The messages between a GrammarChecker and its process: JSON, one message a line."""
 
 from typing import Literal
 

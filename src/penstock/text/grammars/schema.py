@@ -1,7 +1,7 @@
 """Checks a JSON schema before llguidance reads it.
 
-llguidance holds most keywords exactly. The others are refused here by name, so that no output ever breaks a keyword
-that was asked for. docs/structured-output.md has the table.
+llguidance holds most keywords exactly. The others are refused here by name, so that no output ever breaks a keyword of
+its schema. docs/structured-output.md has the table.
 """
 
 import json

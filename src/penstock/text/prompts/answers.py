@@ -1,4 +1,4 @@
-"""What a worker process does for prompts."""
+"""Turns prompts into token ids in a worker process."""
 
 import signal
 from collections.abc import Callable

@@ -49,9 +49,9 @@ _EXPERTS = ExpertNames(
 )
 
 
-class _Block(NamedTuple):
-    """What becomes a layer: the kinds of its parts ("mlp", "moe" or "" behind attention), and the checkpoint's numbers
-    of these."""
+class _LayerParts(NamedTuple):
+    """The checkpoint's parts that become one layer: their kinds ("mlp", "moe" or "" behind attention), and their
+    numbers."""
 
     attention: str
     mlp: str
@@ -114,15 +114,15 @@ def _mixture(config: HFConfig, *, mlp_bias: bool) -> MoESpec:
     )
 
 
-def _blocks(config: HFConfig) -> list[_Block]:
+def _blocks(config: HFConfig) -> list[_LayerParts]:
     """The layers. Raises UnsupportedModel for an MLP or a mixture behind another one."""
     kinds = config.texts("layers_block_type") or list(config.text("hybrid_override_pattern"))
     if len(kinds) > MAX_LAYERS:
         raise config.unsupported("layers_block_type", f"with {len(kinds)} entries", f"at most {MAX_LAYERS}")
-    blocks: list[_Block] = []
+    blocks: list[_LayerParts] = []
     for number, kind in enumerate(_KINDS.get(each, each) for each in kinds):
         if kind in ("mamba", "attention"):
-            blocks.append(_Block(kind, "", {"attention": number}))
+            blocks.append(_LayerParts(kind, "", {"attention": number}))
         elif kind in ("mlp", "moe") and blocks and not blocks[-1].mlp:
             blocks[-1] = blocks[-1]._replace(mlp=kind, numbers={**blocks[-1].numbers, "mlp": number})
         else:
@@ -131,7 +131,7 @@ def _blocks(config: HFConfig) -> list[_Block]:
     return blocks
 
 
-def _placed(source: TensorSource, blocks: list[_Block]) -> TensorSource | None:
+def _placed(source: TensorSource, blocks: list[_LayerParts]) -> TensorSource | None:
     """The source with the checkpoint's number of its layer. None for the norm of an MLP that there is not."""
     if not source.name.startswith(_NAMES.layers):
         return source

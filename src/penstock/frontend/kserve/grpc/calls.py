@@ -57,7 +57,7 @@ class HTTPAnswer(NamedTuple):
 
 
 class Calls:
-    """Sends what a call asks for to the app."""
+    """Sends the request of a call to the app."""
 
     def __init__(self, app: Access, *, tls: bool) -> None:
         self._app = app

@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")  # before each element of a BYTES tensor
 
 
 class InferInputs:
-    """What a ModelInferRequest holds, as the HTTP route reads it."""
+    """The content of a ModelInferRequest, as the HTTP route reads it."""
 
     def __init__(self, request: Any) -> None:
         """Raises APIError 400 that names the tensor."""

@@ -306,41 +306,41 @@ void dequantize_blocks(const uint8_t* row, int64_t k, float* out) {
 
 // -- types -------------------------------------------------------------------------------------------------------
 
-struct Codec {
+struct TypeDecoder {
   CodeTraits traits;
   void (*decode)(const uint8_t* row, int64_t k, const CodedRow& out);
   void (*dequantize)(const uint8_t* row, int64_t k, float* out);
 };
 
 template <class Block>
-constexpr Codec kCodec{Block::kTraits, decode_blocks<Block>, dequantize_blocks<Block>};
+constexpr TypeDecoder kDecoder{Block::kTraits, decode_blocks<Block>, dequantize_blocks<Block>};
 
-constexpr Codec uncoded(int64_t bytes) {
+constexpr TypeDecoder uncoded(int64_t bytes) {
   return {{0, 0, 0, false, false, nullptr, 1, bytes}, nullptr, nullptr};
 }
 
-constexpr Codec kCodecs[] = {  // in the order of Stored
-    uncoded(4),        uncoded(2),        uncoded(2),        kCodec<BlockQ4_0>, kCodec<BlockQ4_1>,  kCodec<BlockQ5_0>,
-    kCodec<BlockQ5_1>, kCodec<BlockQ8_0>, kCodec<BlockQ2K>,  kCodec<BlockQ3K>,  kCodec<BlockQ4K>,   kCodec<BlockQ5K>,
-    kCodec<BlockQ6K>,  kCodec<BlockIq4Nl>, kCodec<BlockIq4Xs>, kCodec<BlockMxfp4>,
+constexpr TypeDecoder kDecoders[] = {  // in the order of Stored
+    uncoded(4),        uncoded(2),        uncoded(2),        kDecoder<BlockQ4_0>, kDecoder<BlockQ4_1>,  kDecoder<BlockQ5_0>,
+    kDecoder<BlockQ5_1>, kDecoder<BlockQ8_0>, kDecoder<BlockQ2K>,  kDecoder<BlockQ3K>,  kDecoder<BlockQ4K>,   kDecoder<BlockQ5K>,
+    kDecoder<BlockQ6K>,  kDecoder<BlockIq4Nl>, kDecoder<BlockIq4Xs>, kDecoder<BlockMxfp4>,
 };
-constexpr int32_t kTypes = sizeof kCodecs / sizeof kCodecs[0];
+constexpr int32_t kTypes = sizeof kDecoders / sizeof kDecoders[0];
 static_assert(kTypes == static_cast<int32_t>(Stored::mxfp4) + 1);
 
-const Codec& codec_of(Stored type) { return kCodecs[static_cast<int32_t>(type)]; }
+const TypeDecoder& decoder_of(Stored type) { return kDecoders[static_cast<int32_t>(type)]; }
 
 }  // namespace
 
-const CodeTraits& traits_of(Stored type) { return codec_of(type).traits; }
+const CodeTraits& traits_of(Stored type) { return decoder_of(type).traits; }
 
 bool is_coded_row(int32_t type, int64_t k, int64_t row_bytes) {
   if (type < 0 || type >= kTypes || k < 0 || row_bytes < 0) return false;
-  const CodeTraits& traits = kCodecs[type].traits;
+  const CodeTraits& traits = kDecoders[type].traits;
   return traits.bits > 0 && k % traits.block_values == 0 && k / traits.block_values <= row_bytes / traits.block_bytes;
 }
 
-void decode_row(Stored type, const uint8_t* row, int64_t k, const CodedRow& out) { codec_of(type).decode(row, k, out); }
+void decode_row(Stored type, const uint8_t* row, int64_t k, const CodedRow& out) { decoder_of(type).decode(row, k, out); }
 
-void dequantize_row(Stored type, const uint8_t* row, int64_t k, float* out) { codec_of(type).dequantize(row, k, out); }
+void dequantize_row(Stored type, const uint8_t* row, int64_t k, float* out) { decoder_of(type).dequantize(row, k, out); }
 
 }  // namespace penstock

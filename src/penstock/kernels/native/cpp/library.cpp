@@ -47,13 +47,13 @@ bool has_amx() {
 #endif
 #endif
 
-struct Choice {
+struct BuiltIsa {
   const Isa* isa;
   bool (*supported)();
 };
 
 // An old compiler cannot build all of them: build.py defines a macro for each file it built.
-const Choice kBestFirst[] = {
+const BuiltIsa kBestFirst[] = {
 #ifdef PENSTOCK_AMX
     {&kAmx, has_amx},
 #endif
@@ -71,7 +71,7 @@ const Choice kBestFirst[] = {
 struct ThreadTeam {
   ThreadTeam(const Isa& isa, int threads, const std::vector<int>& cpus) : isa(isa), team(threads, cpus) {}
 
-  void run(const Op* ops, int64_t count) {
+  void run(const RecordedOp* ops, int64_t count) {
     reserve(ops, count);
     team.run([&](Worker& worker) {
       for (int64_t i = 0; i < count; ++i) execute(ops[i], worker);
@@ -79,7 +79,7 @@ struct ThreadTeam {
   }
 
   // Measures on the first thread: every op ends with a barrier.
-  void profile(const Op* ops, int64_t count, double* seconds) {
+  void profile(const RecordedOp* ops, int64_t count, double* seconds) {
     reserve(ops, count);
     team.run([&](Worker& worker) {
       for (int64_t i = 0; i < count; ++i) {
@@ -91,7 +91,7 @@ struct ThreadTeam {
     });
   }
 
-  void reserve(const Op* ops, int64_t count) {
+  void reserve(const RecordedOp* ops, int64_t count) {
     size_t shared = 0;
     for (int64_t i = 0; i < count; ++i) {
       const size_t needed = shared_bytes(ops[i]);
@@ -100,13 +100,13 @@ struct ThreadTeam {
     team.reserve_shared(shared);
   }
 
-  size_t shared_bytes(const Op& op) const {
+  size_t shared_bytes(const RecordedOp& op) const {
     if (op.code == OpCode::linear) return isa.linear_shared_bytes(op.linear);
     if (op.code == OpCode::recurrence) return recurrence_shared_bytes(op.recurrence);
     return op.code == OpCode::experts ? isa.experts_shared_bytes(op.experts) : 0;
   }
 
-  void execute(const Op& op, Worker& worker) const {
+  void execute(const RecordedOp& op, Worker& worker) const {
     switch (op.code) {
       case OpCode::embedding:
         return isa.embedding(worker, op.embedding);
@@ -152,8 +152,8 @@ extern "C" {
 
 // The i-th of the instruction sets that were built and this processor has, the best first; null past the last.
 const char* penstock_isa(int i) {
-  for (const Choice& choice : kBestFirst) {
-    if (choice.supported() && i-- == 0) return choice.isa->name;
+  for (const BuiltIsa& built : kBestFirst) {
+    if (built.supported() && i-- == 0) return built.isa->name;
   }
   return nullptr;
 }
@@ -161,14 +161,14 @@ const char* penstock_isa(int i) {
 // The digest of the sources (see build.py).
 const char* penstock_digest() { return PENSTOCK_DIGEST; }
 
-int64_t penstock_op_bytes() { return sizeof(Op); }
+int64_t penstock_op_bytes() { return sizeof(RecordedOp); }
 
 // Null if the processor lacks the instruction set, or threads or memory are refused.
 ThreadTeam* penstock_start(const char* isa, int threads, const int* cpus, int cpu_count) {
   try {
-    for (const Choice& choice : kBestFirst) {
-      if (std::strcmp(choice.isa->name, isa) == 0 && choice.supported()) {
-        return new ThreadTeam(*choice.isa, threads, std::vector<int>(cpus, cpus + cpu_count));
+    for (const BuiltIsa& built : kBestFirst) {
+      if (std::strcmp(built.isa->name, isa) == 0 && built.supported()) {
+        return new ThreadTeam(*built.isa, threads, std::vector<int>(cpus, cpus + cpu_count));
       }
     }
   } catch (const std::exception&) {
@@ -177,7 +177,7 @@ ThreadTeam* penstock_start(const char* isa, int threads, const int* cpus, int cp
 }
 
 // Runs ops in order. Only one thread may call. Returns 0, or 1 if memory ran out before anything was done.
-int penstock_run(ThreadTeam* engine, const Op* ops, int64_t count) {
+int penstock_run(ThreadTeam* engine, const RecordedOp* ops, int64_t count) {
   try {
     engine->run(ops, count);
     return 0;
@@ -187,7 +187,7 @@ int penstock_run(ThreadTeam* engine, const Op* ops, int64_t count) {
 }
 
 // The same, and the seconds that each op took: [count].
-int penstock_profile(ThreadTeam* engine, const Op* ops, int64_t count, double* seconds) {
+int penstock_profile(ThreadTeam* engine, const RecordedOp* ops, int64_t count, double* seconds) {
   try {
     engine->profile(ops, count, seconds);
     return 0;

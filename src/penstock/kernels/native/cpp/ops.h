@@ -29,7 +29,7 @@ enum class Scales : int32_t { f16 = 0, f32 = 1, two_levels = 2 };
 // along k. A code that is a place in a table stands for its value there plus 128.
 struct Format {
   Scheme scheme;
-  // Of grouped weights:
+  // The fields of grouped weights:
   Codes codes;
   Scales scales;
   int32_t mins;   // whether groups have minima
@@ -37,8 +37,9 @@ struct Format {
   int32_t zero;   // of nibbles 0 or 8; else 128
 };
 
-// What is applied to a product: to pairs of a gate and what it gates, or to each value. swiglu_oai is gpt-oss': the gate
-// is at most 7, the other half within 7, and the result is gate * sigmoid(1.702 gate) * (other + 1).
+// The function that is applied to a product: to pairs of a gate and the value that it gates, or to each value.
+// swiglu_oai is gpt-oss': the gate is at most 7, the other half within 7, and the result is gate * sigmoid(1.702 gate)
+// * (other + 1).
 enum class Epilogue : int32_t {
   none = 0,
   silu_and_mul,
@@ -131,9 +132,9 @@ struct LinearOp {
 };
 
 // A token's experts: the `slots` largest scores, which are the softmax of its logits or with `sigmoid` that of each.
-// `bias` is added to scores for the choice alone. Of `groups` groups of experts only the best `kept` take part: those
-// with the largest score, or with `by_pairs` the largest sum of two. The weights are the scores, with `normalize` scaled
-// to a sum of 1, times `scale` and the expert's of `scales`.
+// `bias` is added to scores for the choice alone. The experts form `groups` groups, and only the best `kept` take part:
+// those with the largest score, or with `by_pairs` the largest sum of two. The weights are the scores, with `normalize`
+// scaled to a sum of 1, times `scale` and the expert's of `scales`.
 struct RouteOp {
   const int64_t* rows;
   const float* logits;  // [rows][count]
@@ -295,7 +296,7 @@ struct RecurrenceOp {
   int32_t tiled;  // value head i reads key head i % key_heads, else i / (heads / key_heads)
 };
 
-// What convolved channels and unfinished outputs take in float32.
+// The bytes of convolved channels and unfinished outputs in float32.
 inline size_t recurrence_shared_bytes(const RecurrenceOp& op) {
   const int64_t values = op.heads * op.value_dim, channels = 2 * op.key_heads * op.key_dim + values;
   return static_cast<size_t>(*op.rows * (channels + values)) * sizeof(float);
@@ -311,7 +312,7 @@ struct GateOp {  // out = x * sigmoid(gate), or with `plain` x * gate
   Dtype dtype;
 };
 
-struct Op {
+struct RecordedOp {
   OpCode code;
   union {
     EmbeddingOp embedding;

@@ -13,7 +13,7 @@ enum class SampleStatus : int32_t { chosen = 0, not_finite = 1, all_banned = 2 }
 // See runtime/sampling/watermark.py.
 enum class Watermark : int32_t { none, green_list, gumbel };
 
-// What changes the logits of a row of the batch before its token is chosen, in this order: biases, penalties, bans.
+// Changes to the logits of a row of the batch before its token is chosen, in this order: biases, penalties, bans.
 // Arrays are indexed by the row of the batch. Penalties count the row's tokens afresh in every step.
 struct LogitEdits {
   const float* repetition;  // 1: none
@@ -42,9 +42,9 @@ struct PackedLogprobs {  // [rows of logits][stride]
   int64_t stride;
 };
 
-// The next token of each of `count` rows of logits, which hold raw values before and after. Where drafts of a row of
-// the batch are verified, several rows of logits belong to it. The arrays from `choosing` to `logprobs` are indexed by
-// the row of the batch, all else by the row of logits. `edits` and `packed` may be changed between runs.
+// The next token of each of `count` rows of logits, which hold raw values before and after. If drafts of a row of the
+// batch are verified, several rows of logits belong to it. The arrays from `choosing` to `logprobs` are indexed by the
+// row of the batch, all else by the row of logits. `edits` and `packed` may be changed between runs.
 struct SampleOp {
   const int64_t* count;
   const int32_t* rows;   // the row of the batch
@@ -94,8 +94,8 @@ struct FillOp {
   int64_t block_size;
 };
 
-// Takes the tokens of a step into the batch. Of a sequence's drafts those are accepted that lie before the first one
-// that was not sampled; the sampled token after them follows.
+// Takes the tokens of a step into the batch. The drafts of a sequence that lie before the first one that was not
+// sampled are accepted; the sampled token after them follows.
 struct AdvanceOp {
   const int64_t* sequences;
   const int32_t* units;  // as in FillOp, contexts included

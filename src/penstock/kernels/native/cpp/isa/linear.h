@@ -27,8 +27,8 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   store_part(static_cast<Out*>(op.out) + at, y, count);
 }
 
-// The same for whole blocks of columns that have no factor and no bound. What does not depend on the row is read once:
-// a store may change it, for all that the compiler knows.
+// The same for whole blocks of columns that have no factor and no bound. Values that do not depend on the row are read
+// once, before the loop: the compiler would read them again after each store.
 template <class T, class Out, class F>
 void write_whole(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums, const F& activate) {
   const int64_t width = op.weight.n, at = row * width + block * kColumns, last = rows * width;
@@ -105,7 +105,7 @@ void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t 
   }
 }
 
-// Where the factors of a row's spans go (see WordRows).
+// The places for the factors of a row's spans (see WordRows).
 struct RowFactors {
   float* at;
   int64_t height;  // rows that lie side by side
@@ -220,7 +220,7 @@ void multiply(Worker& worker, const LinearOp& op) {
     const int64_t head = i / rows, row = i % rows;
     return PanelRow::of(panels, head * rows, i, row * op.heads + head);
   });
-  const Finish finish{op, written<T>(op)};
+  const ResultWriter finish{op, written<T>(op)};
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
   const int64_t of_head = divide_up(blocks, op.heads);
   worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {

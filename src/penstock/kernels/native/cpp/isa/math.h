@@ -42,7 +42,7 @@ inline F16 hyperbolic_tangent(F16 x) {
   const F16 rest = sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f))));
   const F16 below = where_greater(splat(0.625f), far, near);
   const F16 above = where_greater(far, splat(0.62499994f), rest);
-  // Of the two one is 0; where x is NaN both are, and x * 0 brings it back.
+  // One of the two is 0. Both are 0 if x is NaN, and x * 0 brings the NaN back.
   return fma(x, splat(0.0f), add(below, sub(where_greater(x, zero_f(), above), where_greater(zero_f(), x, above))));
 }
 

@@ -10,7 +10,7 @@ namespace {
 // -- routing ------------------------------------------------------------------------------------------------------
 
 // Finds the `slots` largest logits of a row, in order, the first among equals: their `experts` and values `best`. NaN
-// is never larger, so the choice is valid whatever the row holds.
+// is never larger, so the choice is valid for any values of the row.
 inline void choose(const float* logits, int64_t count, int64_t slots, int64_t* experts, float* best) {
   int64_t held = 0;
   for (int64_t expert = 0; expert < count; ++expert) {
@@ -281,7 +281,7 @@ struct ByWords {
     });
     const auto piece = [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end,
                            const uint8_t* next) {
-      const Finish finish{mine, written<T>(mine)};
+      const ResultWriter finish{mine, written<T>(mine)};
       for (int64_t group = 0, count = row_groups(rows); group < count; ++group) {
         const uint8_t* following = group + 1 < count ? block_lines(mine.weight, begin) : next;
         blocks_of<Dot>(worker, mine.weight, x.from(row), rows, group, begin, end, following, finish);

@@ -37,13 +37,13 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
   return wide;
 }
 
-// Of sums that are added to in memory.
+// Sets the sums that are added to in memory to zero.
 inline void start_sums(const Kept& kept) {
   for (int64_t i = 0; i < kept.count * kept.rows; ++i) store(kept.sums + i * kColumns, zero_f());
 }
 
 template <class Dot>
-void finish_sums(const Matrix& weight, const Kept& kept, const Finish& finish) {
+void finish_sums(const Matrix& weight, const Kept& kept, const ResultWriter& finish) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
     float* sums = kept.of(0, block);
     const F16 scales = load(weight.column_scales + block * kColumns);
@@ -142,7 +142,7 @@ inline int64_t row_groups(int64_t rows) {
 // next.
 template <class Dot>
 void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t group, int64_t begin,
-               int64_t end, const uint8_t* next_piece, const Finish& finish) {
+               int64_t end, const uint8_t* next_piece, const ResultWriter& finish) {
   const bool wide = !std::is_same_v<Dot, typename Dot::Wide> && rows >= kWideRows;
   const int64_t steps = x.stride / Dot::kWords, block_stride = steps * kLineBytes;
   const Panels panels = Panels::of<Dot>(rows);

@@ -148,7 +148,7 @@ inline GroupFactors mins_of(const Matrix& weight, int64_t block, int64_t group) 
 
 // Writes the result from rows' sums of a block, [rows][16]. A function pointer instead of a template argument, so that
 // one tile serves all types of x and of the result.
-struct Finish {
+struct ResultWriter {
   const LinearOp& op;
   void (*write)(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums);
 
@@ -183,7 +183,7 @@ struct Kept {
   int64_t begin, count, rows;
   int64_t first_row;              // of the product
   bool fresh = true;              // during the first run: there are no sums yet
-  const Finish* finish = nullptr;  // during the last run: what to do with sums instead of keeping them
+  const ResultWriter* finish = nullptr;  // during the last run: what to do with sums instead of keeping them
 
   float* of(int64_t row, int64_t block) const { return sums + ((block - begin) * rows + row) * kColumns; }
 };

@@ -131,7 +131,7 @@ inline void store_part(uint16_t* p, F16 x, int64_t count) {
   _mm256_mask_storeu_epi16(p, lanes_below(count), narrow_bf16(x));
 }
 
-// Where lane `lane` of the j-th vector of [16][M] words comes from: a place in one of M vectors.
+// The source of lane `lane` of the j-th vector of [16][M] words: a place in one of M vectors.
 template <int M>
 struct Interleaving {
   alignas(64) int32_t places[M][16];

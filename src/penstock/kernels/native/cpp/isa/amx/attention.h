@@ -7,7 +7,8 @@
 //   values  [8 pairs of positions][head_dim][2 positions]; a tile has 16 positions by 16 of head_dim
 //
 // The softmax weights are rounded to bf16. Each row is computed independently, and a position that a row must not see
-// has the weight 0. So a row's result is bit-identical whatever other rows are in its tile and wherever tiles begin.
+// has the weight 0. So a row's result is bit-identical with any other rows in its tile and with tiles that begin
+// anywhere.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {

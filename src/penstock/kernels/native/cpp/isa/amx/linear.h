@@ -45,7 +45,7 @@ class TilesInUse {
   TilesInUse& operator=(const TilesInUse&) = delete;
 };
 
-// GCC 12 does not know that a tile load reads memory: this forces earlier writes to be done before it.
+// GCC 12 does not treat a tile load as a read of memory: this forces earlier writes to be done before it.
 inline void settle() { asm volatile("" ::: "memory"); }
 
 // -- x as tiles ---------------------------------------------------------------------------------------------------

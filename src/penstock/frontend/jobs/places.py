@@ -7,9 +7,9 @@ from collections.abc import Callable
 _LOOK_SECONDS = 0.05  # until the number of clients is looked at again
 
 
-class Turns:
+class BatchPlaces:
     """Counts the requests of batches in the engine. A place that becomes free goes to the batch that has been waiting
-    longest, so batches with requests left get equal numbers of places, whatever their sizes are."""
+    longest, so batches of any size get equal numbers of places while they have requests left."""
 
     def __init__(self, most: int, others: Callable[[], int]) -> None:
         """There are `most` places; a quarter of these while `others`, which counts the requests of clients in flight,

@@ -1,4 +1,4 @@
-"""Encodes errors as OpenAI does."""
+"""Encodes errors in OpenAI's form, for the wires whose APIs use that form."""
 
 import orjson
 
