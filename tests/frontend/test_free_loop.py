@@ -78,8 +78,9 @@ async def test_no_body_holds_the_loop(
         for _ in range(TRIES):
             with monkeypatch.context() as patched, callbacks(patched) as held:
                 assert await send_from_outside(port, path, sent, 8) == [b"400"] * 8
-            slower = report(name, held, record_property)
+            slower = report(name, held)
             if held[-1] < LONGEST * slower and last_of_99(held) < P99 * slower:
+                report(name, held, record_property)
                 return
     raise AssertionError(f"a body holds the loop for {held[-1]:.3f} s")
 
