@@ -33,6 +33,8 @@ async def poison(folder: Path) -> dict[str, Any]:
         require(deaths <= 2, f"the prompt ended {deaths:g} engines")
         require(all(told.status == 400 for told in (first, *rest)), f"not all were refused: {first}")
         require("ended twice" in rest[-1].error, rest[-1].error)
+        async with site.http.post(site.url + "/v1/completions", json={"model": site.model, **bad}) as answer:
+            require(answer.headers.get("x-should-retry") == "false", f"clients may send it again: {answer.headers}")
         return {"engine_deaths": int(deaths), "refused": len(rest) + 1, **await site.require_baseline(before)}
 
 

@@ -12,7 +12,7 @@ from tests.chaos.running import run_benchmark, run_tests
 
 Run = Callable[..., Awaitable[dict[str, Any]]]  # of a folder for logs and outputs
 FRONTEND, ENGINE, E2E, SCHEDULE = "tests/frontend/", "tests/engine/", "tests/e2e/", "tests/schedule/"
-BOUNDS = FRONTEND + "test_bounds.py::"
+BOUNDS, LOOP = FRONTEND + "test_bounds.py::", FRONTEND + "test_free_loop.py::"
 
 
 class Experiment(NamedTuple):
@@ -48,8 +48,8 @@ DRILLS = (
     _tests(
         "F1",
         "bodies that cost more than their bytes: the event loop stays free",
-        BOUNDS + "test_no_body_holds_the_loop",
-        BOUNDS + "test_no_accepted_body_holds_the_loop",
+        LOOP + "test_no_body_holds_the_loop",
+        LOOP + "test_no_accepted_body_holds_the_loop",
     ),
     _tests(
         "F2", "answers much larger than their requests: refused before admission", BOUNDS + "test_answers_are_bounded"
@@ -152,7 +152,7 @@ EXPERIMENTS = (
         "bombs in grammars, schemas and templates: ended in time",
         "tests/text/test_grammars.py",
         "tests/text/test_sandbox.py",
-        BOUNDS + "test_no_schema_holds_the_loop",
+        LOOP + "test_no_schema_holds_the_loop",
     ),
     _tests(
         "31",

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def run_tests(names: Sequence[str], variables: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Runs tests, rare ones too, and returns how many passed. A name is a file, or the beginning of a test's."""
+    """Runs tests, rare ones too, and returns how many passed, and the largest of each figure that they recorded
+    (`record_property`). A name is a file, or the beginning of a test's."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.xml"
     files = sorted({name.partition("::")[0] for name in names})
@@ -33,7 +34,16 @@ async def run_tests(names: Sequence[str], variables: Mapping[str, str], folder: 
     bad = count["failures"] + count["errors"]
     require(not bad and count["tests"], f"{bad} of {count['tests']} tests failed:\n{output[-3000:]}")
     skipped = {"skipped": count["skipped"]} if count["skipped"] else {}
-    return {"tests_passed": count["tests"] - count["skipped"], **skipped}
+    return {"tests_passed": count["tests"] - count["skipped"], **skipped, **_largest(suite)}
+
+
+def _largest(suite: ElementTree.Element) -> dict[str, float]:
+    """The largest value of each property that tests recorded."""
+    found: dict[str, float] = {}
+    for each in suite.iter("property"):
+        name, value = each.get("name", ""), float(each.get("value", "0"))
+        found[name] = max(found.get(name, value), value)
+    return found
 
 
 async def run_benchmark(

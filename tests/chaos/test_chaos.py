@@ -1,14 +1,19 @@
 """The experiments themselves: that they run what they name, and those that no other test shows."""
 
 import asyncio
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos.engine import Fault, fault_seed, planned
-from tests.chaos.engine_faults import not_finite, poison
+from tests.chaos.engine_faults import faults_at_steps, not_finite, poison, stall, tokenizer
 from tests.chaos.experiments import EXPERIMENTS, Run
+from tests.chaos.machine import full_disk
+from tests.chaos.network import descriptors, large_bodies, resets
+from tests.chaos.report import Report, WrongFile
 from tests.chaos.running import ROOT, run_tests
 
 NAMES = [
@@ -33,7 +38,58 @@ def test_a_seed_is_a_fault_or_none() -> None:
     assert all(planned(seed) is None for seed in (None, 0, 1, 2**31, 2**63))
 
 
-@pytest.mark.rare
-@pytest.mark.parametrize("experiment", [not_finite, poison])
-def test_one_request_fails_alone(experiment: Run, tmp_path: Path) -> None:
-    assert asyncio.run(experiment(tmp_path))
+def row(number: str, **figures: float) -> dict[str, Any]:
+    return {"experiment": number, "what": "x", "result": "passed", "seconds": 1.0, "figures": figures}
+
+
+def test_a_file_of_figures_is_filled_by_several_runs(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "chaos.json"
+    first = Report(path, ["F1", "2", "10"])
+    first.add(row("10", ms=1.0))
+    first.add(row("F1", ms=2.0))
+    second = Report(path, ["F1", "2", "10"])
+    second.add(row("2", ms=3.0))
+    second.add(row("10", ms=4.0))
+    written = json.loads(path.read_text())
+    assert {"commit", "date", "hardware"} <= written.keys() and written["benchmark"] == "chaos"
+    assert [(one["experiment"], one["figures"]["ms"]) for one in written["experiments"]] == [
+        ("F1", 2.0),
+        ("2", 3.0),
+        ("10", 4.0),
+    ]
+    assert all(one["commit"] and one["date"] == written["date"] for one in written["experiments"])
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"hardware":{"cpu":"another"},"experiments":[]}'])
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, content: str) -> None:
+    (tmp_path / "file.json").write_text(content)
+    with pytest.raises(WrongFile, match="another machine" if "cpu" in content else "no figures of make chaos"):
+        Report(tmp_path / "file.json", [])
+    assert (tmp_path / "file.json").read_text() == content
+
+
+def test_the_soak_is_a_file_of_figures() -> None:
+    written = json.loads((ROOT / "benchmarks/results/avx512/soak.json").read_text())
+    (soak,) = written["experiments"]
+    assert (written["commit"], soak["commit"], soak["experiment"]) == ("f6e0030", "f6e0030", "32")
+
+
+async def test_tests_that_are_experiments_give_their_figures(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.rare\n@pytest.mark.parametrize('ms', [3, 7.5, 1])\n"
+        "def test_it(ms, record_property):\n    record_property('ms', ms)\n"
+    )
+    figures = await run_tests([f"{tmp_path / 'test_it.py'}::test_it"], {}, tmp_path / "out")
+    assert figures == {"tests_passed": 3, "ms": 7.5}
+
+
+# Each takes less than 20 s. Together those in `make test` take about 40 s of processor time.
+SHORT = (poison, large_bodies, stall, tokenizer, descriptors)
+SHORT_AND_RARE = (not_finite, faults_at_steps, resets, full_disk)
+
+
+@pytest.mark.parametrize(
+    "experiment", [*SHORT, *(pytest.param(experiment, marks=pytest.mark.rare) for experiment in SHORT_AND_RARE)]
+)
+def test_short_experiments(experiment: Run, tmp_path: Path) -> None:
+    assert asyncio.run(experiment(tmp_path / "out"))

@@ -13,10 +13,9 @@ import pytest
 from penstock.engine import recovery
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.engine.recovery import EndsEngines
-from penstock.messages import EngineError, GenerateRequest
+from penstock.messages import EndsEngines, EngineError, GenerateRequest
 from tests.engine.processes import alive
-from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, until
+from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
 from tests.schedule.simulated import request
 from tests.schedule.simulated_executor import logprob_row
 
@@ -131,20 +130,24 @@ async def test_a_choice_that_the_client_ended_stays_ended(engine: Starter) -> No
     assert answer.reasons == {0: "stop", 1: "length"}
 
 
-async def test_a_prompt_that_ends_engines_ends_two(engine: Starter) -> None:
+@pytest.mark.parametrize("through_hub", [False, True])
+async def test_a_prompt_that_ends_engines_ends_two(engine: Starter, through_hub: bool) -> None:
     client = await engine()
+    asked = await shared(client) if through_hub else client
     bystanders = [request(f"r{i}", 6, 300) for i in range(6)]
     tasks = asking(client, bystanders)
     await until(lambda: client.stats().steps > 5, "steps")
     fatal = request("fatal", 9, 20, seed=FATAL_SEED)
     with pytest.raises(EndsEngines, match="ended twice"):
-        await ask(client, fatal)
+        await ask(asked, fatal)
     for _ in range(100):
         with pytest.raises(EndsEngines, match="do not send it again"):
-            await ask(client, fatal)
+            await ask(asked, fatal)
     answers = await asyncio.gather(*tasks)
     assert [answer.choices[0] for answer in answers] == [expected(one) for one in bystanders]
     assert client.restarts == 2
+    if through_hub:
+        await asked.close()
 
 
 async def test_suspects_are_tried_in_order_and_all_but_one_are_answered(engine: Starter) -> None:

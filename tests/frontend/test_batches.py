@@ -17,6 +17,7 @@ from penstock.frontend.batches.multipart import FormPart, read_boundary, read_fo
 from penstock.frontend.errors import APIError
 from penstock.frontend.storage import batches
 from tests.frontend.conftest import NAME, Site, live, until
+from tests.frontend.loop_time import assert_loop_stays_free
 
 CHAT = "/v1/chat/completions"
 Sites = Callable[..., Site]
@@ -62,6 +63,21 @@ async def answers(client: httpx.AsyncClient, file_id: str) -> dict[str, int]:
 def client_of(port: int, key: str = "") -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
+
+
+async def test_a_file_of_empty_lines_does_not_hold_the_loop(
+    make_site: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    async with live(site) as port, client_of(port) as client:
+        file = (await upload(client, b"\n" * 1_500_000 + line("a") + b" \n" * 200_000 + line("b"))).json()
+        body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+
+        async def act() -> None:
+            batch = await ended(client, (await client.post("/v1/batches", json=body)).json()["id"])
+            assert await answers(client, batch["output_file_id"]) == {"a": 200, "b": 200}
+
+        await assert_loop_stays_free(monkeypatch, act)
 
 
 @pytest.mark.parametrize("size", [0, 1, 17, 300_000, 600_000])

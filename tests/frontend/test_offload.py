@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.frontend.offload import FewThreads
+from penstock.frontend.requests.grammar import MAX_WAITING
+from penstock.messages import Grammar
+from penstock.text import GrammarChecker
 from penstock.text.prompts import PromptWorkers
-from tests.frontend.conftest import Site
+from tests.frontend.conftest import Site, until
 
 HERE = threading.main_thread()
 
@@ -92,6 +95,30 @@ async def test_a_large_prompt_that_takes_too_long_is_refused(
         assert error["code"] == "prompt_too_slow"
         assert "0.3 s of processor time" in error["message"]
     assert (await site.post("/tokenize", prompt=plain))["count"] == len(site.tokenizer.encode(plain))
+
+
+async def test_grammars_that_wait_keep_no_thread_from_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool has few threads, and a grammar may take its 0.7 s. One at a time is compiled."""
+    go, running = threading.Event(), 0
+
+    def check(self: GrammarChecker, kind: str, text: str, trigger: str = "") -> Grammar:
+        nonlocal running
+        running += 1
+        go.wait(20)
+        return Grammar("regex", text)
+
+    monkeypatch.setattr(GrammarChecker, "check", check)
+    asked = [{"prompt": "a", "max_tokens": 1, "guided_regex": "a" * i} for i in range(1, 70)]
+    waiting = [asyncio.create_task(site.http.post("/v1/completions", json=body)) for body in asked]
+    try:
+        async with asyncio.timeout(10):
+            await until(lambda: running == 1 and sum(task.done() for task in waiting) == 69 - MAX_WAITING)
+            assert (await site.http.get("/metrics")).status_code == 200
+            assert (await site.post("/tokenize", prompt="hello " * 1500))["count"] > 1500
+        assert running == 1
+    finally:
+        go.set()
+    assert sorted(answer.status_code for answer in await asyncio.gather(*waiting)) == [200] * MAX_WAITING + [429] * 5
 
 
 async def test_threads_whose_callers_leave_still_count() -> None:

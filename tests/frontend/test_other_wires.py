@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
@@ -11,8 +12,8 @@ from pydantic import TypeAdapter
 
 from penstock.config.server import WIRE_NAMES
 from penstock.frontend.wires import WIRES
-from penstock.messages import EngineError, QueueFull
-from tests.frontend.conftest import NAME, Site
+from penstock.messages import EndsEngines, EngineError, QueueFull
+from tests.frontend.conftest import NAME, Site, live
 
 USER = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -163,6 +164,34 @@ async def test_wires_can_be_turned_off(make_site: Callable[..., Site]) -> None:
     for path in ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/batches"):
         answer = await site.http.post(path, json={})
         assert answer.status_code == 404 and "GET /openapi.json lists all routes" in answer.text
+
+
+ENDS_ENGINES = EndsEngines("the engine ended twice while it computed this prompt: do not send it again")
+GENERATING = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": USER, "max_tokens": 2},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/messages": {"messages": USER, "max_tokens": 2},
+    "/api/chat": {"messages": USER},
+    "/api/generate": {"prompt": "hello"},
+    "/generate": {"inputs": "hello"},
+    "/generate_stream": {"inputs": "hello"},
+    f"/v2/models/{NAME}/generate": {"text_input": "hello", "max_tokens": 2},
+    f"/v2/models/{NAME}/infer": {
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hello"]}]
+    },
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_a_prompt_that_ends_engines_must_not_be_sent_again(site: Site, path: str) -> None:
+    site.engine.refusal = ENDS_ENGINES
+    model = {"model": NAME} if path.startswith(("/v1", "/api")) else {}
+    async with live(site) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        answer = await http.post(path, json={**model, **GENERATING[path]})
+    assert answer.status_code == (422 if path.startswith("/generate") else 400), answer.text
+    assert "do not send it again" in answer.text
+    assert answer.headers["x-should-retry"] == "false"
 
 
 async def test_keys_are_taken_from_either_header(make_site: Callable[..., Site]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.messages import EngineError, QueueFull, RequestRejected
+from penstock.messages import EndsEngines, EngineError, QueueFull, RequestRejected
 from tests.frontend.conftest import NAME, Site, parse_events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -147,6 +147,7 @@ async def test_only_the_prompt(site: Site) -> None:
     ("refusal", "status", "code"),
     [
         (RequestRejected("the prompt needs 9 blocks, the pool has 8"), 400, "request_rejected"),
+        (EndsEngines("the engine ended twice: do not send it again"), 400, "request_rejected"),
         (QueueFull("1024 requests wait, which is the limit", 7), 429, "queue_full"),
         (EngineError("the engine has died"), 503, "engine_unavailable"),
         (ZeroDivisionError("a bug"), 500, "internal_error"),
@@ -164,7 +165,8 @@ async def test_what_fails_before_the_first_token_has_a_status(
     assert error["code"] == code
     assert ("a bug" in error["message"]) is False
     assert ("retry-after" in response.headers) is (status in (429, 503))
-    assert ("x-should-retry" in response.headers) is (status == 500)
+    final = status == 500 or isinstance(refusal, EndsEngines)
+    assert response.headers.get("x-should-retry") == ("false" if final else None)
     if status in (429, 503):
         assert 0 < int(response.headers["retry-after"]) <= 120
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from penstock.messages import Grammar
 from penstock.text import GrammarChecker, GrammarError
@@ -19,7 +20,7 @@ from penstock.text.grammars.answers import ByteTokens, check
 from penstock.text.grammars.checker import WALL_SECONDS
 from penstock.text.grammars.compile import compile_grammar
 from penstock.text.grammars.matchers import GrammarMatchers
-from penstock.text.grammars.questions import Setup, Source
+from penstock.text.grammars.questions import DEADLINE, Setup, Source
 from tests.bounded_schemas import bounded_schemas
 
 SUITE = "JSON_SCHEMA_TEST_SUITE"
@@ -158,6 +159,33 @@ def test_what_cannot_be_held_is_named(machine: Machine, schema: Any, named: str)
     assert named in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+LISTS = ["[]", "[1]", "[1,2]", "[1,2,3]"]
+OBJECTS = ["{}", '{"a":1}', '{"a":1,"b":2}', '{"a":1,"b":2,"c":3}']
+TEXTS = ['""', '"a"', '"ab"', '"abc"']
+INTEGERS, NUMBERS = ["1", "2", "3", "4"], ["1", "1.5", "2", "2.5", "3"]
+WHOLE = [
+    *(("string", key, TEXTS) for key in ("minLength", "maxLength")),
+    *(("array", key, LISTS) for key in ("minItems", "maxItems")),
+    *(("object", key, OBJECTS) for key in ("minProperties", "maxProperties")),
+    *(
+        (kind, key, texts)
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+        for kind, texts in (("integer", INTEGERS), ("number", NUMBERS))
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "texts"), WHOLE)
+@pytest.mark.parametrize("number", ["2.0", "0.2e1", "2"])
+def test_whole_numbers_may_be_written_as_floats(
+    machine: Machine, kind: str, key: str, texts: list[str], number: str
+) -> None:
+    schema = json.loads(f'{{"type":"{kind}","{key}":{number}}}')
+    grammar = machine.read(schema)
+    for text in texts:
+        assert machine.accepts(grammar, text) == Draft202012Validator(schema).is_valid(json.loads(text)), text
+
+
 def test_what_a_schema_says_of_itself_is_no_keyword(machine: Machine) -> None:
     """Names of properties and values of enum are the user's own."""
     schema = {"properties": {"not": {"type": "integer"}, "if": {"const": {"uniqueItems": True}}}, "required": ["not"]}
@@ -182,9 +210,9 @@ HOSTILE: dict[str, Any] = {
 def test_hostile_schemas_are_stopped(checker: GrammarChecker, name: str) -> None:
     checker.check("regex", "a")  # the process is started
     began = time.monotonic()
-    with pytest.raises(GrammarError, match=r"takes more than 1 s|too large|has \d+ bytes|more than \d+"):
+    with pytest.raises(GrammarError, match=r"takes more than 0.7 s|too large|has \d+ bytes|more than \d+"):
         checker.check("json_schema", json.dumps(HOSTILE[name]))
-    assert time.monotonic() - began < WALL_SECONDS + 2, "a second of the processor, which is busy beside other tests"
+    assert time.monotonic() - began < WALL_SECONDS + 2, "of a processor that is busy beside other tests"
     assert checker.check("regex", "ab").text == "ab", "the next one is checked"
 
 
@@ -210,7 +238,7 @@ async def test_the_event_loop_runs_on(checker: GrammarChecker) -> None:
 
     watching = asyncio.create_task(watch())
     text = json.dumps(HOSTILE["intersections of patterns"] | {"title": "once more"})
-    with pytest.raises(GrammarError, match="1 s"):
+    with pytest.raises(GrammarError, match=f"{DEADLINE} s"):
         await asyncio.to_thread(checker.check, "json_schema", text)
     done = True
     await watching

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from penstock.engine.streams import Stream
-from penstock.messages import EngineError, GenerateRequest, RequestRejected
+from penstock.messages import EndsEngines, EngineError, GenerateRequest
 
 MOST_ENDS = 4  # of engines that a request may see, one after the other, with little progress between them
 PROGRESS = 32  # answers of an engine after which its end does not count against a request
@@ -21,10 +21,6 @@ REFUSED_MOST = 1024  # prompts
 # Seconds before each start of an engine in a minute. After the last, the server gives up.
 DELAYS = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 MINUTE = 60.0
-
-
-class EndsEngines(RequestRejected):
-    """The request has ended two engines. It must not be sent again."""
 
 
 class Starts:

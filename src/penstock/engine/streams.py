@@ -12,6 +12,7 @@ from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejecte
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     DeadlineExceeded,
+    EndsEngines,
     EngineError,
     EngineInfo,
     EngineStats,
@@ -387,6 +388,8 @@ def _error(rejected: Rejected) -> Exception:
     match rejected.cause:
         case "queue":
             return QueueFull(rejected.message, rejected.retry_after)
+        case "ends engines":
+            return EndsEngines(rejected.message)
         case "deadline":
             return DeadlineExceeded(rejected.message)
         case "engine":

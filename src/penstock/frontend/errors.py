@@ -7,12 +7,14 @@ from penstock.messages import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
     DeadlineExceeded,
+    EndsEngines,
     EngineError,
     QueueFull,
     RequestRejected,
 )
 
 INTERNAL_ERROR = "internal_error"  # the code of an unexpected exception
+_NO_RETRY = MappingProxyType({"x-should-retry": "false"})  # else OpenAI's client sends some requests twice more
 
 
 class APIError(Exception):
@@ -46,7 +48,7 @@ class APIError(Exception):
         if self.status == 401:
             fields.append((b"www-authenticate", b"Bearer"))
         if self.status in (500, 504):
-            fields.append((b"x-should-retry", b"false"))  # else OpenAI's client retries twice
+            fields += [(name.encode(), value.encode()) for name, value in _NO_RETRY.items()]
         if self.close:
             fields.append((b"connection", b"close"))
         return fields
@@ -79,6 +81,8 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
             return APIError(429, str(error), code="queue_full", retry_after=error.retry_after)
         case DeadlineExceeded():
             return APIError(504, str(error), code="deadline_exceeded")
+        case EndsEngines():
+            return APIError(400, str(error), code="request_rejected", headers=_NO_RETRY)
         case RequestRejected():
             return invalid(str(error), getattr(error, "param", None), "request_rejected")
         case EngineError():

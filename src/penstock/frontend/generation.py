@@ -112,10 +112,11 @@ class Generation:
         self._clock = clock
         self._start = start
         self._progress: list[_Progress] = []
+        first = 0
         for part in parts:
-            first = sum(len(progress.choices) for progress in self._progress)
             texts = (_output_text(model, part) for _ in range(part.request.n))
             self._progress.append(_Progress(part, [_ChoiceState(first + i, text) for i, text in enumerate(texts)]))
+            first += part.request.n
         self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts))
 
     async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:

@@ -1,4 +1,4 @@
-"""Keeps long work off the event loop."""
+"""Keeps long work off the event loop, or divides it."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _INLINE = 8192  # characters to tokenise, or bytes of logprobs to format: about 2 ms of work
+_ITEMS = 512  # such as messages: to read them takes about 1 ms
 
 
 async def offload_if_large(work: Callable[[], T], size: int) -> T:
@@ -15,6 +16,13 @@ async def offload_if_large(work: Callable[[], T], size: int) -> T:
     `size` is the amount of work: the number of characters, token ids or bytes that it processes.
     """
     return work() if size <= _INLINE else await asyncio.to_thread(work)
+
+
+async def give_way(done: int) -> None:
+    """Lets the event loop do other work after every 512 items that were done. A thread would hold the interpreter, and
+    so the loop, for longer."""
+    if done % _ITEMS == _ITEMS - 1:
+        await asyncio.sleep(0)
 
 
 class FewThreads:

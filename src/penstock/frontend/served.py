@@ -45,6 +45,8 @@ class ServedModel:
     encoder: PromptEncoder = field(init=False, compare=False)
     prompt_workers: PromptWorkers = field(init=False, compare=False)
     large_prompts: FewThreads = field(init=False, compare=False)  # that call them
+    # That calls `grammars.check`: more would wait for the same process, and keep other work from its threads.
+    grammar_checks: FewThreads = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown format."""
@@ -63,6 +65,7 @@ class ServedModel:
         )
         object.__setattr__(self, "prompt_workers", workers)
         object.__setattr__(self, "large_prompts", FewThreads(PROMPT_WORKERS))
+        object.__setattr__(self, "grammar_checks", FewThreads(1))
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""

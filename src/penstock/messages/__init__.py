@@ -27,6 +27,7 @@ from penstock.messages.plan import (
 from penstock.messages.protocols import (
     Clock,
     DeadlineExceeded,
+    EndsEngines,
     EngineClient,
     EngineError,
     Executor,
@@ -45,6 +46,7 @@ __all__ = [
     "Capacity",
     "Clock",
     "DeadlineExceeded",
+    "EndsEngines",
     "EngineClient",
     "EngineError",
     "EngineInfo",

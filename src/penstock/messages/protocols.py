@@ -47,6 +47,10 @@ class RequestRejected(ValueError):
     """This request can never be served as it is; the message names the value, the limit and the remedy."""
 
 
+class EndsEngines(RequestRejected):
+    """The request has ended two engines. It must not be sent again."""
+
+
 class QueueFull(RequestRejected):
     """Too many requests wait, or their prompts have too many tokens. The same request may be served later."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.frontend import RequestLimits, serve
 from penstock.frontend.http.tls import TLS
+from penstock.messages import EndsEngines
 from tests.e2e.certificates import Authority
 from tests.e2e.server import free_port
 from tests.frontend.conftest import NAME, Site, listening, until
@@ -112,6 +113,15 @@ async def test_a_cancelled_call_ends_in_the_engine(site: Site, caplog: pytest.Lo
         assert len(site.engine.aborted) == 3
         codes = {(code, route) for _, route, code in site.metrics._requests}
         assert ("499", "/v2/models/{model}/infer") in codes and ("499", "/v2/models/{model}/infer_stream") in codes
+
+
+async def test_a_prompt_that_ends_engines_must_not_be_sent_again(site: Site) -> None:
+    site.engine.refusal = EndsEngines("do not send it again")
+    async with serving(site) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await infer(channel, request(max_tokens=9))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("x-should-retry", "false") in list(error.value.trailing_metadata())
 
 
 async def test_a_calls_deadline_reaches_the_engine(site: Site) -> None:

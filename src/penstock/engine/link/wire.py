@@ -50,8 +50,8 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Add | Finish | Abort | Control | Stop | Counted
-# Why a request is not served: itself, the queue, its deadline, or the engine.
-Cause = Literal["request", "queue", "deadline", "engine"]
+# Why a request is not served: itself, its prompt that has ended two engines, the queue, its deadline, or the engine.
+Cause = Literal["request", "ends engines", "queue", "deadline", "engine"]
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from penstock.engine.link.wire import (
 )
 from penstock.engine.shared.orders import answered
 from penstock.engine.streams import Stream
-from penstock.messages import DeadlineExceeded, EngineError, EngineStats, GenerateRequest, QueueFull
+from penstock.messages import DeadlineExceeded, EndsEngines, EngineError, EngineStats, GenerateRequest, QueueFull
 
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
@@ -253,6 +253,8 @@ def _rejected(name: str, error: Exception) -> Rejected:
         cause = "engine"
     elif isinstance(error, DeadlineExceeded):
         cause = "deadline"
+    elif isinstance(error, EndsEngines):
+        cause = "ends engines"
     elif isinstance(error, QueueFull):
         return Rejected(name, str(error), "queue", error.retry_after)
     return Rejected(name, str(error), cause)

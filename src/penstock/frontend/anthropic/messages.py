@@ -28,7 +28,7 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
     check_options(options, context.limits)
     use = read_tools(fields, context.model, context.limits)
     chat = ChatRequest(
-        prompt=read_prompt(fields, context.limits, use),
+        prompt=await read_prompt(fields, context.limits, use),
         options=options,
         use=use,
         grammar=read_grammar(fields),
@@ -47,5 +47,5 @@ async def count_tokens(body: bytes, context: RequestContext) -> bytes:
     fields = decode(_prompts, body)
     context.model.check_name(fields.model)
     use = read_tools(fields, context.model, context.limits)
-    prompt = await encode_messages(context, read_prompt(fields, context.limits, use), len(body))
+    prompt = await encode_messages(context, await read_prompt(fields, context.limits, use), len(body))
     return orjson.dumps({"input_tokens": len(prompt.ids)})

@@ -7,6 +7,7 @@ from penstock.frontend.anthropic.fields import UNSUPPORTED, ContentBlock, Messag
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import give_way
 from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import GrammarSource
 from penstock.frontend.requests.reply import ToolUse
@@ -30,7 +31,7 @@ _CHOICES: Mapping[str, Literal["auto", "required", "named", "none"]] = {
 _THINKING = ("enabled", "adaptive", "disabled")
 
 
-def read_prompt(fields: PromptFields, limits: RequestLimits, use: ToolUse) -> ChatMessages:
+async def read_prompt(fields: PromptFields, limits: RequestLimits, use: ToolUse) -> ChatMessages:
     """The prompt of a request, not yet rendered. Raises APIError 400 that names the parameter."""
     refuse_unsupported(fields, UNSUPPORTED)
     messages: list[Mapping[str, Any]] = []
@@ -38,6 +39,7 @@ def read_prompt(fields: PromptFields, limits: RequestLimits, use: ToolUse) -> Ch
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(fields.messages):
         messages += _messages(message, f"messages[{i}]", limits)
+        await give_way(i)
     continues = bool(fields.messages) and fields.messages[-1].role == "assistant"
     if continues and messages[-1].get("tool_calls"):
         raise invalid("messages ends with a tool_use; send a message with its tool_result after it", "messages")

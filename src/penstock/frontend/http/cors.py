@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from penstock.frontend.http.asgi import Headers, Scope, Send, header
 
-_SHARED = b"x-request-id, request-id, retry-after"  # headers of answers that a page may read
+_SHARED = b"x-request-id, request-id, retry-after, x-should-retry"  # headers of answers that a page may read
 _METHODS = b"GET, POST, DELETE, OPTIONS"
 _SECONDS = b"600"  # that a browser may remember the answer to a preflight
 _HEADER_NAMES = re.compile(rb"[a-z0-9-]+(, ?[a-z0-9-]+)*")  # as browsers write them

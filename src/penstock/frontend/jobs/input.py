@@ -29,19 +29,24 @@ async def read_lines(storage: Database, file_id: str, limits: RequestLimits) -> 
     """Yields the lines that are not empty, some at a time. Raises InputError if a line is too long."""
     rest, number = b"", 0
     async for chunk in read_chunks(storage, file_id):
-        *whole, rest = (rest + chunk).split(b"\n")
-        if max(map(len, (*whole, rest))) > limits.max_batch_line_bytes:
-            place = (
-                number
-                + 1
-                + next((i for i, line in enumerate(whole) if len(line) > limits.max_batch_line_bytes), len(whole))
-            )
-            message = f"the line has more than {limits.max_batch_line_bytes} bytes, the limit; shorten the request"
-            raise InputError([_error(place, "line_too_long", message)])
-        yield [(number + i, line) for i, line in enumerate(whole, 1) if line.strip()]
-        number += len(whole)
+        # In a thread, as a chunk may be 262,144 lines.
+        lines, rest, count = await asyncio.to_thread(_split, rest + chunk, number, limits.max_batch_line_bytes)
+        yield lines
+        number += count
     if rest.strip():
         yield [(number + 1, rest)]
+
+
+def _split(text: bytes, number: int, most: int) -> tuple[Lines, bytes, int]:
+    """The lines after line `number` that are not empty, the begin of the next one, and the count of all lines. Raises
+    InputError for a line of more than `most` bytes."""
+    *whole, rest = text.split(b"\n")
+    if len(text) > most:
+        place = next((i for i, line in enumerate((*whole, rest), 1) if len(line) > most), 0)
+        if place:
+            message = f"the line has more than {most} bytes, the limit; shorten the request"
+            raise InputError([_error(number + place, "line_too_long", message)])
+    return [(number + i, line) for i, line in enumerate(whole, 1) if line and line.strip()], rest, len(whole)
 
 
 async def check_input(storage: Database, file_id: str, endpoint: str, limits: RequestLimits) -> int:

@@ -1,5 +1,7 @@
 """POST /api/generate."""
 
+import asyncio
+
 import msgspec
 from msgspec.structs import replace
 
@@ -43,6 +45,8 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
         part = await _raw_part(fields, context, prompt)
         return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
     system = [{"role": "system", "content": fields.system}] if fields.system else []
+    if fields.context:
+        await asyncio.sleep(0)  # to decode and to check many token ids take 3 ms each
     earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
     messages = ChatMessages(
         messages=[*system, {"role": "user", "content": prompt}],

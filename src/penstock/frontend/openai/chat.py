@@ -13,6 +13,7 @@ from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import (
     UNSUPPORTED_IN_MESSAGE,
@@ -55,7 +56,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
     chat = ChatRequest(
-        prompt=read_messages(fields, context.limits, use.tools),
+        prompt=await read_messages(fields, context.limits, use.tools),
         options=options,
         use=use,
         grammar=source,
@@ -70,7 +71,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     return Call((part,), ChatCodec(context, fields, part, reader), bool(fields.stream), "chat")
 
 
-def read_messages(
+async def read_messages(
     fields: ChatFields | TokenizeFields, limits: RequestLimits, tools: Sequence[Mapping[str, Any]] | None
 ) -> ChatMessages:
     """The prompt of a chat, not yet rendered. `tools` have been checked. Raises APIError 400 that names the message or
@@ -80,8 +81,12 @@ def read_messages(
         raise invalid(
             "continue_final_message excludes add_generation_prompt; set one to false", "continue_final_message"
         )
+    messages = []
+    for i, message in enumerate(fields.messages or ()):
+        messages.append(_message(message, f"messages[{i}]", limits))
+        await give_way(i)
     return ChatMessages(
-        messages=[_message(message, f"messages[{i}]", limits) for i, message in enumerate(fields.messages or ())],
+        messages=messages,
         tools=tools,
         variables=reasoning_variables(fields.reasoning_effort) | (fields.chat_template_kwargs or {}),
         add_generation_prompt=fields.add_generation_prompt is not False,

@@ -41,7 +41,8 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(context.model))
     n = options.n
     _check(fields, n, context)
-    if len(body) > _LARGE:  # to decode and to check many token ids take 5 ms each
+    large = len(body) > _LARGE  # then each step with its token ids takes some ms
+    if large:
         await asyncio.sleep(0)
     prompts = _split(fields.prompt)
     if len(prompts) > context.limits.max_prompts:
@@ -56,7 +57,11 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         )
     source = read_grammar(fields)
     grammar = None if source is None else await check_grammar(context.model, source)
-    ids = [await _encode(fields, prompt, context) for prompt in prompts]
+    ids = []
+    for prompt in prompts:
+        if large:
+            await asyncio.sleep(0)
+        ids.append(await _encode(fields, prompt, context))
     prompt_only = fields.max_tokens == 0
     wanted = 1 if prompt_only else fields.max_tokens
     limits = [

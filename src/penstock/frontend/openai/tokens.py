@@ -30,9 +30,8 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
         ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt", most=_COUNTED)
     else:
         tools = check_tools(fields.tools, context.limits)
-        ids = (
-            await encode_messages(context, read_messages(fields, context.limits, list(tools.values())), len(body))
-        ).ids
+        messages = await read_messages(fields, context.limits, list(tools.values()))
+        ids = (await encode_messages(context, messages, len(body))).ids
 
     def answer() -> bytes:
         strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None

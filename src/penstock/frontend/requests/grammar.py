@@ -1,7 +1,7 @@
 """Turns a request's grammar into one that the engine can hold. Independent of the wire."""
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.served import ServedModel
@@ -31,8 +31,8 @@ async def check_grammar(model: ServedModel, source: GrammarSource, trigger: str 
     try:
         if (known := checker.known(source.kind, source.text, trigger)) is not None:
             return known
-        if checker.waiting >= MAX_WAITING:
+        if model.grammar_checks.waiting >= MAX_WAITING:
             raise APIError(429, f"{MAX_WAITING} grammars wait to be compiled; send it again later", retry_after=1)
-        return await asyncio.to_thread(checker.check, source.kind, source.text, trigger)
+        return await model.grammar_checks.run(partial(checker.check, source.kind, source.text, trigger))
     except GrammarError as error:
         raise invalid(f"{source.param}: {error}", source.param, "invalid_grammar") from None

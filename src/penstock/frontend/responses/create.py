@@ -55,7 +55,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
     items = _own_items(fields)
     chain, earlier = await _earlier(fields, context)
     chat = ChatRequest(
-        prompt=read_prompt(fields, earlier, items, limits, use),
+        prompt=await read_prompt(fields, earlier, items, limits, use),
         options=options,
         use=use,
         grammar=read_grammar(fields),
@@ -78,7 +78,7 @@ async def count_input_tokens(body: bytes, context: RequestContext) -> bytes:
     context.model.check_name(fields.model)
     use = read_tools(fields, context.model, context.limits)
     chain, earlier = await _earlier(fields, context)
-    prompt = read_prompt(fields, earlier, _own_items(fields), context.limits, use)
+    prompt = await read_prompt(fields, earlier, _own_items(fields), context.limits, use)
     encoded = await encode_messages(context, prompt, len(body) + (0 if chain is None else chain.size))
     return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(encoded.ids)})
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import give_way
 from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reply import ToolUse
@@ -24,7 +25,7 @@ _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto", "required": "required"}
 
 
-def read_prompt(
+async def read_prompt(
     fields: PromptFields, earlier: Sequence[Item], items: Sequence[Item], limits: RequestLimits, use: ToolUse
 ) -> ChatMessages:
     """The prompt of a request, not yet rendered. `earlier` are the items of the responses that it continues, `items`
@@ -35,6 +36,7 @@ def read_prompt(
     for where, group in (("previous_response_id", earlier), ("input", items)):
         for i, item in enumerate(group):
             _add(messages, item, f"{where}[{i}]", limits)
+            await give_way(i)
     for message in messages:
         if "tool_calls" in message:
             check_calls(len(message["tool_calls"]), "input", limits)

@@ -26,7 +26,6 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._known: OrderedDict[Source, Checked] = OrderedDict()
         self._bytes = 0
-        self.waiting = 0  # calls of `check` that have not returned
         self._process: WorkerProcess | None = None
 
     def known(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar | None:
@@ -46,17 +45,13 @@ class GrammarChecker:
         if not self._eos_token_ids:
             raise GrammarError("this model has no end-of-sequence token, so its output cannot be held to a grammar")
         source = Source(kind, text, trigger)
-        self.waiting += 1
-        try:
-            with self._lock:
-                checked = self._known.get(source)
-                if checked is None:
-                    checked = self._ask(source)
-                    self._remember(source, checked)
-                else:
-                    self._known.move_to_end(source)
-        finally:
-            self.waiting -= 1
+        with self._lock:
+            checked = self._known.get(source)
+            if checked is None:
+                checked = self._ask(source)
+                self._remember(source, checked)
+            else:
+                self._known.move_to_end(source)
         return _result(checked)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.messages import Grammar
 
-DEADLINE = 1.0  # seconds of processor time that compiling a grammar may take
+DEADLINE = 0.7  # seconds of processor time that compiling a grammar may take: with all around it, less than 1 s
 
 SourceKind = Literal["json_schema", "regex", "choice", "grammar"]
 

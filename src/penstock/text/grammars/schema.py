@@ -95,7 +95,7 @@ def _read_value(key: str, value: Any, place: str) -> Any:
                 shown = repr(name[:40]) if isinstance(name, str) else _kind(name)
                 raise GrammarError(f"the type at {place} is {shown}; it must be one of {', '.join(TYPES)}")
     _check_value(key, value, place)
-    return value
+    return int(value) if key in _COUNTS else value  # llguidance does not read 2.0 here, which is the same number
 
 
 def _check_value(key: str, value: Any, place: str) -> None:

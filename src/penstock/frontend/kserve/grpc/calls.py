@@ -32,7 +32,7 @@ _CODES = {
 }
 _log = logging.getLogger("penstock.frontend")
 _PASSED_ON = ("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate")  # of a call's metadata
-_ANSWERED = (b"x-request-id", b"retry-after")  # headers that go into the metadata of an answer
+_ANSWERED = (b"x-request-id", b"retry-after", b"x-should-retry")  # headers that go into the metadata of an answer
 
 
 class HTTPAnswer(NamedTuple):
