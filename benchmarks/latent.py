@@ -2,8 +2,9 @@
 
 python benchmarks/latent.py --json benchmarks/results/avx512_bf16/latent.json
 
-Each token's latent is read from memory once, for all heads: bytes are those of the compressed cache. Every byte meets
-so many heads that a CPU is bound by its products, whose rate is `gflops`.
+Each token's latent is read from memory once, for all heads: bytes are those of the compressed cache. The roofline of a
+case is the longer of two times: bytes at the bandwidth, and products at the best rate of a GEMM in bf16 or float32.
+Both rates are measured just before. `bound_by` says which time it is.
 """
 
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from results import parser, write
 
+from penstock.bench.roofline import measure
 from penstock.engine.processors import running_on
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeLatentAttention
@@ -33,7 +35,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--rounds", type=int, default=9)
     given = options.parse_args()
-    torch.set_num_threads(given.threads)
+    machine = measure("bfloat16", given.threads)
     session, figures = native_session(threads=given.threads), []
     attention = NativeLatentAttention(session)
     with running_on(set(sorted(os.sched_getaffinity(0))[-given.threads :])):
@@ -55,6 +57,7 @@ def main() -> None:
                 seconds = statistics.median(statistics.median(program.profile()) for _ in range(given.rounds))
                 read = sequences * context * WIDTH * 2
                 flops = 2 * sequences * context * heads * (WIDTH + RANK)
+                reading, computing = read / machine.bandwidth, flops / machine.gemm_flops
                 figures.append(
                     {
                         "heads_of": model,
@@ -63,9 +66,12 @@ def main() -> None:
                         "us": round(seconds * 1e6, 1),
                         "gb_s": round(read / seconds / 1e9, 2),
                         "gflops": round(flops / seconds / 1e9, 1),
+                        "bound_by": "products" if computing > reading else "bytes",
+                        "times_roofline": round(seconds / max(reading, computing), 2),
                     }
                 )
-    write({"threads": given.threads, "layers": LAYERS, "figures": figures}, given.json)
+    rates = {"gb_s": round(machine.bandwidth / 1e9, 1), "gflops": round(machine.gemm_flops / 1e9)}
+    write({"threads": given.threads, "layers": LAYERS, "machine": rates, "figures": figures}, given.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measures a decode step of a layer with a state against its roofline: the state is read and written once.
 
-python benchmarks/states.py --json benchmarks/results/avx512/states.json
+python benchmarks/states.py --json benchmarks/results/avx512_bf16/states.json
 """
 
 import math
@@ -76,34 +76,37 @@ def streamed(data: torch.Tensor) -> float:
     return statistics.median(times)
 
 
+def measure(session: Session, shape: str, rows: int, rounds: int) -> dict:
+    """The time of a step in a layer, and its ratio to the loop's, which takes turns with it."""
+    program, size = layers(shape, rows, session)
+    data = ones(LAYERS, size // 8)
+    found = [(statistics.median(program.profile()), streamed(data)) for _ in range(rounds)]
+    ours, least = (statistics.median(each) for each in zip(*found, strict=True))
+    return {
+        "threads": torch.get_num_threads(),
+        "layer": shape,
+        "sequences": rows,
+        "bytes": size,
+        "us": round(ours * 1e6, 1),
+        "gb_s": round(size / least / 1e9, 2),
+        "times_roofline": round(statistics.median(one / other for one, other in found), 2),
+    }
+
+
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--rows", type=int, nargs="+", default=[1, 4])
+    options.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32])
     options.add_argument("--rounds", type=int, default=15)
     given = options.parse_args()
-    cpus = set(sorted(os.sched_getaffinity(0))[-given.threads :])
-    torch.set_num_threads(given.threads)
-    session, figures = native_session(threads=given.threads), []
-    with running_on(cpus):
-        for shape in SHAPES:
-            for rows in given.rows:
-                program, size = layers(shape, rows, session)
-                data = ones(LAYERS, size // 8)
-                found = [(statistics.median(program.profile()), streamed(data)) for _ in range(given.rounds)]
-                ours, least = (statistics.median(each) for each in zip(*found, strict=True))
-                ratio = statistics.median(one / other for one, other in found)
-                figures.append(
-                    {
-                        "layer": shape,
-                        "sequences": rows,
-                        "bytes": size,
-                        "us": round(ours * 1e6, 1),
-                        "gb_s": round(size / least / 1e9, 2),
-                        "times_roofline": round(ratio, 2),
-                    }
-                )
-    write({"threads": given.threads, "layers": LAYERS, "figures": figures}, given.json)
+    cpus, figures = sorted(os.sched_getaffinity(0)), []
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        ones(1 << 22).mul_(1.0)  # torch's threads start before the session pins this one, whose processors they inherit
+        session = native_session(threads=threads)
+        with running_on(set(cpus[-threads:])):
+            figures += [measure(session, shape, rows, given.rounds) for shape in SHAPES for rows in given.rows]
+    write({"layers": LAYERS, "figures": figures}, given.json)
 
 
 if __name__ == "__main__":

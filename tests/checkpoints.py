@@ -363,7 +363,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "NemotronH",
         {
             "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
-            "head_dim": 20,
+            "head_dim": 32,
             "mamba_num_heads": 6,
             "mamba_head_dim": 24,
             "ssm_state_size": 16,

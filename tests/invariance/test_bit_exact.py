@@ -39,32 +39,47 @@ def predicted(wave: list[GenerateRequest], tokens: Tokens) -> list[GenerateReque
     ]
 
 
+class Alone:
+    """What requests give one after the other, to which other ways of running them are compared."""
+
+    def __init__(self, machine: Machine, wave: list[GenerateRequest]) -> None:
+        self.machine, self.wave = machine, wave
+        self.tokens = machine.run([wave], seqs=1)
+        self._logprobs = machine.logprobs
+        assert all(self._logprobs.values())
+
+    def check(self, waves: list[list[GenerateRequest]] | None = None, **how: Any) -> None:
+        assert self.machine.run(waves or [self.wave], **how) == self.tokens
+        assert self.machine.logprobs == self._logprobs
+
+    def check_resumed(self, **how: Any) -> None:
+        later = resumed(self.wave, self.tokens)
+        assert self.machine.run([later], **how) == self.tokens
+        skipped = {request.request_id: len(request.output_ids) for request in later}
+        assert self.machine.logprobs == {name: packed[skipped[name] :] for name, packed in self._logprobs.items()}
+
+
+def check_company(alone: Alone, *, few_blocks: int, threads: int = 1) -> None:
+    """In a batch, in chunks, preempted (with `few_blocks`) and resumed."""
+    alone.check(seqs=24, threads=threads)
+    alone.check(seqs=24, threads=threads, budget=32)  # prompts in chunks, at whatever border the others leave
+    alone.check(seqs=24, threads=threads, blocks=few_blocks)
+    assert alone.machine.preemptions > 0
+    alone.check_resumed(seqs=24, threads=threads)
+
+
 def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int) -> None:
-    """Run the requests alone and then in other ways, `few_blocks` among them, which preempts."""
-    alone = machine.run([wave], seqs=1)
-    expected = machine.logprobs
-    assert all(expected.values())
-
-    def check(**how: Any) -> None:
-        waves = how.pop("waves", [wave])
-        assert machine.run(waves, **how) == alone
-        assert machine.logprobs == expected
-
-    check(seqs=24)
-    check(seqs=24, threads=2)
-    check(seqs=24, budget=32)  # prompts in chunks, at whatever border the others leave
-    check(seqs=24, blocks=few_blocks)
-    assert machine.preemptions > 0
-    check(waves=[predicted(wave, alone)], seqs=24, speculation="ngram")
+    """All ways, for a model whose sequences can share blocks and take drafts."""
+    alone = Alone(machine, wave)
+    check_company(alone, few_blocks=few_blocks)
+    alone.check(seqs=24, threads=2)
+    drafted = [predicted(wave, alone.tokens)]
+    alone.check(drafted, seqs=24, speculation="ngram")
     assert machine.accepted > 0
-    check(waves=[predicted(wave, alone)], seqs=24, speculation="suffix", blocks=few_blocks, budget=48)
+    alone.check(drafted, seqs=24, speculation="suffix", blocks=few_blocks, budget=48)
     assert machine.accepted > 0 and machine.preemptions > 0
-    check(waves=[renamed(wave, "warm-"), wave], seqs=24, caching=True)
+    alone.check([renamed(wave, "warm-"), wave], seqs=24, caching=True)
     assert machine.cached > 0
-    later = resumed(wave, alone)
-    assert machine.run([later], seqs=24) == alone
-    skipped = {request.request_id: len(request.output_ids) for request in later}
-    assert machine.logprobs == {name: packed[skipped[name] :] for name, packed in expected.items()}
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
@@ -79,6 +94,37 @@ def test_nothing_else_counts_over_latents(way: str, tmp_path: Path) -> None:
     how = {**WAYS[way], "kv_cache_dtype": "auto"}
     machine = Machine(write_tiny_checkpoint("deepseek_v3", tmp_path / "model"), **how)
     check_ways(machine, with_logprobs(requests("deepseek_v3")[:24]), few_blocks=30)
+
+
+STATES = [
+    (variant, way)
+    for variant in ("qwen3_next", "qwen3_5", "granite_4_hybrid", "mamba2", "nemotron_h")
+    for way in ("fp32", "bf16", "int8")
+]
+OFTEN = {("qwen3_next", "bf16"), ("qwen3_5", "int8"), ("mamba2", "fp32"), ("nemotron_h", "bf16")}
+
+
+def served_alone(variant: str, way: str, folder: Path) -> Alone:
+    machine = Machine(write_tiny_checkpoint(variant, folder), **{**WAYS[way], "kv_cache_dtype": "auto"})
+    return Alone(machine, with_logprobs(requests(variant)[:16]))
+
+
+@pytest.mark.parametrize(
+    ("variant", "way"), [pytest.param(*each, marks=[] if each in OFTEN else pytest.mark.rare) for each in STATES]
+)
+def test_nothing_else_counts_over_states(variant: str, way: str, tmp_path: Path) -> None:
+    """Such models have neither prefix hits nor drafts."""
+    alone = served_alone(variant, way, tmp_path / variant)
+    check_company(alone, few_blocks=30)
+    alone.check(seqs=24, threads=2)
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize(("variant", "way"), STATES)
+def test_nothing_else_counts_over_states_on_two_threads(variant: str, way: str, tmp_path: Path) -> None:
+    alone = served_alone(variant, way, tmp_path / variant)
+    alone.check(seqs=1, threads=2)
+    check_company(alone, few_blocks=30, threads=2)
 
 
 @pytest.mark.parametrize(

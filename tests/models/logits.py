@@ -1,5 +1,6 @@
 """Logits of a tiny model after every token: ours, computed in chunks on scattered pages, and transformers'."""
 
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
@@ -28,6 +30,10 @@ LENGTHS = (1, 3, 7, 16, 17, 30, 41, 50)  # with 64 more, all but a few pass the 
 VOCAB = 307
 BLOCK_SIZE = 16
 CONTEXT = 256  # as tests/models/serving.py has it
+# fp32's own error, of logits around 10: beside transformers, a log-probability may differ by this much of its size and
+FP32_RTOL, FP32_ATOL = 4e-6, 1e-5
+# and the distance to the model in double precision, over all tokens, by this much of transformers'.
+FP32_BOUND = 1.5
 # In bf16 both are wrong: the distance to the fp32 model may be a quarter larger than that of transformers in bf16.
 BF16_BOUND = 1.25
 
@@ -46,6 +52,44 @@ def kernels_on(platform: Platform, spec: ModelSpec, dtype: torch.dtype = torch.f
 @torch.no_grad()
 def expected_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return model(torch.tensor([tokens])).logits[0].float()
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in double precision what a model's code asks to be computed in single precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        kwargs = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def exact_logits(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The logits of a transformers model in fp32, computed in double precision with the same weights."""
+    exact = copy.deepcopy(model).double()
+    exact.set_experts_implementation("eager")  # the others multiply in single precision only
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InDouble():
+            logits = [exact(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(each.dtype == torch.float64 for each in logits)
+    return logits
+
+
+def assert_near_in_fp32(got: Tensor, want: Tensor) -> None:
+    """Log-probabilities are the same up to fp32's own error."""
+    ours, theirs = got.log_softmax(-1).to(want.dtype), want.log_softmax(-1)
+    torch.testing.assert_close(ours, theirs, rtol=FP32_RTOL, atol=FP32_ATOL)
+
+
+def distance(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The root mean square of what log-probabilities differ by."""
+    found, right = torch.cat(list(got)).double().log_softmax(-1), torch.cat(list(exact)).log_softmax(-1)
+    return (found - right).pow(2).mean().sqrt().item()
 
 
 @torch.inference_mode()

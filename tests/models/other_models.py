@@ -66,11 +66,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+WITH_OFFSET = ("Nemotron", "VaultGemma")  # their norms store weight - 1
+
+
 def other_model(prefix: str, *, seed: int = 0) -> Any:
     """The transformers model with random fp32 weights, in eval mode."""
     config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **OTHERS[prefix]})
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-    randomise(model, seed, norm_mean=0.0 if "Gemma" in prefix else 1.0)
+    randomise(model, seed, norm_mean=0.0 if prefix in WITH_OFFSET else 1.0)
     return model
 
 

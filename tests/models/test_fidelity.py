@@ -17,9 +17,13 @@ from penstock.messages import GenerateRequest, SamplingParams
 from penstock.weights.load import load_parameters
 from tests.checkpoints import VARIANTS, tiny_model, write_tiny_checkpoint
 from tests.models.logits import (
+    FP32_BOUND,
     VOCAB,
     Checkpoint,
     assert_near_in_bf16,
+    assert_near_in_fp32,
+    distance,
+    exact_logits,
     expected_logits,
     kernels_on,
     logits_of,
@@ -32,17 +36,17 @@ MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
+    """They are transformers' own, and as near as these to what double precision gives."""
     model, prompts, folder = tiny_model(variant), make_prompts(), tiny_checkpoint(variant)
     spec = load_spec(folder)
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
     kernels = kernels_on(detect_platform(), spec)
+    theirs, exact = [expected_logits(model, prompt) for prompt in prompts], exact_logits(model, prompts)
     for chunk in (64, 7):
-        for prompt, got in zip(prompts, logits_of(spec, parameters, kernels, prompts, chunk=chunk), strict=True):
-            ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
-            # fp32's own error, of logits around 10. With latents, and where experts square their values, transformers'
-            # is three times as large.
-            atol = 4e-5 if variant.startswith(("deepseek", "nemotron_h_")) else 1e-5
-            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=atol)
+        ours = logits_of(spec, parameters, kernels, prompts, chunk=chunk)
+        for got, want in zip(ours, theirs, strict=True):
+            assert_near_in_fp32(got, want)
+        assert distance(ours, exact) <= FP32_BOUND * distance(theirs, exact)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -61,8 +65,7 @@ def test_positions_many_chunks_away(variant: str, seed: int, tmp_path: Path) -> 
     for chunk in (64, 23):
         found = logits_of(spec, parameters, kernels_on(detect_platform(), spec), prompts, chunk=chunk)
         for prompt, got in zip(prompts, found, strict=True):
-            ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
-            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=1e-5)
+            assert_near_in_fp32(got, expected_logits(model, prompt))
 
 
 # What a family's configuration says is not said in vain: variant, changed fields.

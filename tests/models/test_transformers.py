@@ -18,7 +18,7 @@ from penstock.models.transformers_decoder import TransformersDecoder
 from penstock.runtime.loading.transformers_probe import check_transformers
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
-from tests.models.logits import expected_logits, kernels_on, logits_of, make_prompts
+from tests.models.logits import assert_near_in_fp32, expected_logits, kernels_on, logits_of, make_prompts
 from tests.models.other_models import OTHERS, other_model, write_other
 from tests.models.serving import Server, make_runner, outputs
 
@@ -29,7 +29,6 @@ ARCHITECTURES = [
     if f"{name}ForCausalLM" not in FAMILIES and (name not in NEW or uses_interface(f"{name}ForCausalLM", name.lower()))
 ]
 FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe")  # plain, windows, learned positions, experts
-FAR = {"Nemotron": 4e-5}  # transformers' own logprobs are 2.3e-5 from those in float64
 MANY = [pytest.param(name, marks=() if name in FEW else pytest.mark.rare) for name in ARCHITECTURES]
 OUTPUT = 24  # with the longest prompts past the window of 16
 
@@ -93,8 +92,7 @@ def test_logits_in_fp32(name: str, tmp_path: Path) -> None:
         make=lambda spec, held, kernels, **_: TransformersDecoder(spec, held, kernels),
     )
     for prompt, ours in zip(prompts, got, strict=True):
-        theirs = expected_logits(model, prompt)
-        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=4e-6, atol=FAR.get(name, 1e-5))
+        assert_near_in_fp32(ours, expected_logits(model, prompt))
 
 
 def test_bf16(tmp_path: Path) -> None:
