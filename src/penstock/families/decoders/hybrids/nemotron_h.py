@@ -3,7 +3,7 @@ without a gate."""
 
 from dataclasses import replace
 
-from penstock.families.decoders.hybrids.mlp_layers import blocks_of, renumbered
+from penstock.families.decoders.hybrids.mlp_layers import parts_of, renumbered
 from penstock.families.decoders.hybrids.shared import (
     BACKBONE,
     MAMBA_FIELDS,
@@ -34,8 +34,8 @@ _EXPERTS = ExpertNames(
 
 def nemotron_h(config: HFConfig) -> ModelSpec:
     state = mamba_spec(config.renamed(**_FIELDS), groups=8, state=128, head_dim=config.integer("mamba_head_dim", 64))
-    blocks, bias = blocks_of(config), config.flag("mlp_bias")
-    kinds = {block.mlp for block in blocks}
+    parts, bias = parts_of(config), config.flag("mlp_bias")
+    kinds = {each.mlp for each in parts}
     layer = layer_spec(
         config,
         head_dim=128,
@@ -49,8 +49,8 @@ def nemotron_h(config: HFConfig) -> ModelSpec:
     of_kind = {"": alone, "mlp": layer}
     if "moe" in kinds:
         of_kind["moe"] = replace(alone, moe=_mixture(config))
-    layers = [of_kind[block.mlp] for block in blocks]
-    layers = layers_of_kinds(config, layers, [block.attention for block in blocks], {"mamba": state, "attention": None})
+    layers = [of_kind[each.mlp] for each in parts]
+    layers = layers_of_kinds(config, layers, [each.attention for each in parts], {"mamba": state, "attention": None})
     spec = decoder_spec(
         config,
         "nemotron_h",
@@ -60,9 +60,9 @@ def nemotron_h(config: HFConfig) -> ModelSpec:
         names=_NAMES,
         experts=_EXPERTS,
         attention_parameters=parameters_of_kinds("", mamba_parameters),
-        unused=("mtp.*", *after_last(config, _NAMES.layers, sum(len(block.numbers) for block in blocks))),
+        unused=("mtp.*", *after_last(config, _NAMES.layers, sum(len(each.numbers) for each in parts))),
     )
-    return renumbered(spec, _NAMES.layers, blocks)
+    return renumbered(spec, _NAMES.layers, parts)
 
 
 def _mixture(config: HFConfig) -> MoESpec:
