@@ -89,6 +89,7 @@ REPRESENTABLE = (
     "smollm3_every_fourth",
     "phi3",
     "cohere",
+    "cohere_plus",
     "cohere2",
     "glm",
     "glm4",

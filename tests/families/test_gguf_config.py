@@ -38,7 +38,7 @@ def test_the_spec_is_that_of_the_checkpoint(
     assert spec.eos_token_ids == (END, END_TURN)  # the second one by its text
     family = "llama" if variant == "mistral" else expected.family  # a file does not say which of the two it is
     assert spec == replace(expected, eos_token_ids=spec.eos_token_ids, family=family)
-    check_tensors(spec, stored_tensors(path))
+    check_tensors(spec, stored_tensors(path, spec))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_nothing_else_counts_over_chunks_and_temperatures(variant: str, way: str
         "gpt2",
         "gpt_neox",
         "cohere",
+        "cohere_plus",
         "cohere2",
         "glm",
         "olmo3",

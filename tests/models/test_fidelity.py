@@ -85,6 +85,7 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("granite", {"logits_scaling": 1.9}),
     ("cohere", {"logit_scale": 0.55}),
     ("cohere", {"layer_norm_eps": 1e-2}),
+    ("cohere_plus", {"layer_norm_eps": 1e-1}),
     ("cohere2", {"sliding_window": 15}),
     ("olmo2", {"rms_norm_eps": 1e-1}),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),

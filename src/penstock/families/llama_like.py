@@ -298,6 +298,10 @@ def grouped_query_parameters(
             if name == "k_norm.weight" and spec.kv_layer is not None:
                 continue
             parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))
+    if spec.qk_norm == "centered":  # a checkpoint has a row for each head
+        for name, count in (("q_norm.weight", spec.num_heads), ("k_norm.weight", spec.num_kv_heads)):
+            rows = [TensorSource(f"{theirs}{name}[{i}]", 0, spec.head_dim, order=order) for i in range(count)]
+            parameters.append(joined(ours + name, (), rows, (count * spec.head_dim,)))
     if spec.sinks:
         parameters.append(stacked(f"{ours}sinks.weight", (), (f"{theirs}sinks", spec.num_heads)))
     return parameters

@@ -48,7 +48,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "GraniteMoeForCausalLM": ("Granite 3 MoE", ("granitemoe",)),
         "GraniteMoeSharedForCausalLM": ("Granite 4 preview, no Mamba layers", ("granitemoe",)),
         "GraniteMoeHybridForCausalLM": ("Granite 4; without Mamba as Granite 3", ("granitehybrid",)),
-        "CohereForCausalLM": ("Command R (without norms of heads)", ("command-r",)),
+        "CohereForCausalLM": ("Command R, Command R+, Aya 23", ("command-r",)),
         "Cohere2ForCausalLM": ("Command R7B, Command A", ("cohere2",)),
         "GlmForCausalLM": ("GLM-4 (2024)", ("chatglm",)),
         "Glm4ForCausalLM": ("GLM-4 (0414)", ("glm4",)),

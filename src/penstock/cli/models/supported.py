@@ -59,7 +59,8 @@ the models of the table, and need transformers' memory and seconds at the start;
 - **Proof**: the start computes two random prompts, in chunks and side by side, and compares logprobs with those of
   transformers' own attention. Each step checks that every layer called ours once, with the heads and the window of
   `config.json`.
-- **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
+- **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-Neo; GPT-J and
+  CodeGen with old versions of transformers);
   linear and chunked attention, latents of other families, states, masks of their own; arguments of attention that ours
   does not have; rope of the types dynamic and longrope, whose frequencies depend on the batch.
 - **Rounding**: torch's products may round differently in other batches. Where two tokens score almost the same, either
