@@ -391,9 +391,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "cohere_plus": ("Cohere", {"logit_scale": 0.5, "use_qk_norm": True, "layer_norm_eps": 1e-2}),
     "cohere2": ("Cohere2", {"logit_scale": 0.7, "num_hidden_layers": 4, "sliding_window": 16}),
-    "glm": ("Glm", {"head_dim": 24}),
-    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 24, "attention_bias": True}),
     "glm4_moe": (
         "Glm4Moe",
         {

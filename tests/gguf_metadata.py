@@ -43,8 +43,8 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "residual_scale": config.get("residual_multiplier"),
         "logit_scale": config.get("logits_scaling", config.get("logit_scale")),
         "use_parallel_residual": config.get("use_parallel_residual"),
-        "attention.key_length": head_dim if config.get("head_dim") else None,
-        "attention.value_length": head_dim if config.get("head_dim") else None,
+        "attention.key_length": head_dim if config.get("head_dim") and arch != "chatglm" else None,
+        "attention.value_length": head_dim if config.get("head_dim") and arch != "chatglm" else None,
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
         "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
         "expert_used_count": config.get("num_experts_per_tok"),
@@ -80,6 +80,11 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
             "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
         }
+    if arch == "mistral3":
+        own |= {
+            "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+            "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        }
     if rope.get("rope_type") == "longrope":
         positions, original = config["max_position_embeddings"], rope["original_max_position_embeddings"]
         own |= {
@@ -94,7 +99,7 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     if arch in ("olmo2", "cohere2", "gpt-oss") and "layer_types" in config:
         own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
-    if arch == "llama":
+    if arch in ("llama", "mistral3"):
         own["vocab_size"] = config["vocab_size"]
     return {f"{arch}.{key}": value for key, value in own.items()}
 

@@ -26,6 +26,7 @@ from tests.gguf_metadata import global_sizes, metadata
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -43,6 +44,7 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "starcoder2": "starcoder2",
@@ -72,6 +74,8 @@ REPRESENTABLE = (
     "qwen3_bias",
     "mistral",
     "mistral_window",
+    "ministral3",
+    "ministral3_far",
     "gemma3",
     "gemma3_linear",
     "mixtral",
@@ -85,7 +89,9 @@ REPRESENTABLE = (
     "smollm3_every_fourth",
     "phi3",
     "cohere",
+    "cohere_plus",
     "cohere2",
+    "glm",
     "glm4",
     "glm4_moe",
     "starcoder2",
@@ -117,7 +123,7 @@ REFORMED = (
 )
 # And those whose value heads are in another order, so that parameters differ from the checkpoint's.
 REORDERED = ("qwen3_5", "qwen3_5_moe")
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "smollm3", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 
 
 Written = Callable[..., Path]

@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 4},
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "cohere": {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "intermediate_size": 80},
     "deepseek_v3": {
         "architectures": ["DeepseekV3ForCausalLM"],

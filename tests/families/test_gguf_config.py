@@ -38,7 +38,7 @@ def test_the_spec_is_that_of_the_checkpoint(
     assert spec.eos_token_ids == (END, END_TURN)  # the second one by its text
     family = "llama" if variant == "mistral" else expected.family  # a file does not say which of the two it is
     assert spec == replace(expected, eos_token_ids=spec.eos_token_ids, family=family)
-    check_tensors(spec, stored_tensors(path))
+    check_tensors(spec, stored_tensors(path, spec))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_the_spec_is_that_of_the_checkpoint(
     [
         (MODEL_ARCH.LLAMA, "llama", "llama_bias"),
         (MODEL_ARCH.LLAMA, "llama", "mixtral"),
+        (MODEL_ARCH.MISTRAL3, "mistral3", "ministral3"),
         (MODEL_ARCH.QWEN2, "qwen2", "qwen2"),
         (MODEL_ARCH.QWEN3, "qwen3", "qwen3_bias"),
         (MODEL_ARCH.QWEN2MOE, "qwen2moe", "qwen2_moe_plain"),
@@ -59,6 +60,7 @@ def test_the_spec_is_that_of_the_checkpoint(
         (MODEL_ARCH.PHI3, "phi3", "phi3"),
         (MODEL_ARCH.COMMAND_R, "command-r", "cohere"),
         (MODEL_ARCH.COHERE2, "cohere2", "cohere2"),
+        (MODEL_ARCH.CHATGLM, "chatglm", "glm"),
         (MODEL_ARCH.GLM4, "glm4", "glm4"),
         (MODEL_ARCH.STARCODER2, "starcoder2", "starcoder2"),
         (MODEL_ARCH.GPT2, "gpt2", "gpt2"),
@@ -142,6 +144,12 @@ def test_factors_of_another_form_are_refused() -> None:
             {"gemma3.attention.sliding_window_pattern": [True, False]},
             ["with 2 entries", "each of 6 layers"],
         ),
+        ("llama2", {"llama.attention.temperature_scale": 0.1}, ["llama.attention.temperature_scale 0.1"]),
+        (
+            "ministral3",
+            {"mistral3.rope.scaling.original_context_length": None},
+            ["original_max_position_embeddings is missing"],
+        ),
         ("qwen2", {"qwen2.attention.head_count_kv": 3}, ["num_key_value_heads 3"]),
         ("gemma4", {"gemma4.attention.value_length_swa": 32}, ["attention.value_length_swa 32", "48"]),
         ("gemma4", {"gemma4.attention.head_count_kv": [2, 1]}, ["gemma4.attention.head_count_kv is [2, 1]"]),
@@ -176,6 +184,15 @@ def test_a_layer_that_predicts_a_token_further_on_is_left_out(written: Written, 
     path = written(variant, edit=predict, changes=changes)
     check_tensors(load_spec(path), stored_tensors(path))
     assert load_spec(path) == plain
+
+
+def test_mistral3_without_a_temperature_is_mistral(written: Written) -> None:
+    spec = load_spec(written("ministral3", changes={"mistral3.attention.temperature_scale": None}))
+    with_temperature = load_spec(written("ministral3"))
+    assert (spec.family, with_temperature.family) == ("mistral", "ministral3")
+    (rope, _), (tempered, _) = (each.layers[0].attention.rotary or (None, 0) for each in (spec, with_temperature))
+    assert rope is not None and tempered is not None and tempered.temperature is not None
+    assert rope == replace(tempered, temperature=None)
 
 
 def test_gemma4s_rope_turns_the_first_pairs_alone(written: Written) -> None:

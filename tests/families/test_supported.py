@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.cli.models.supported import page
+from penstock.cli.models.supported import page, print_supported
 from penstock.families import FAMILIES
 from penstock.families.gguf.config import architectures
 from penstock.families.registry import ENCODERS
@@ -30,15 +30,35 @@ def test_every_architecture_is_in_the_table_and_every_gguf_architecture_too() ->
 
 def test_what_a_row_says_follows_from_the_spec() -> None:
     rows = {row.architecture: row for row in supported_models()}
-    undivided = [name for name, row in rows.items() if not row.tensor_ranks and row.gives == "text"]
-    stateful = [name for name, row in rows.items() if row.states]
+    text = {name: row for name, row in rows.items() if row.gives == "text"}
     qwen = ["Qwen3NextForCausalLM", *(f"Qwen3_5{kind}" for kind in QWEN3_5)]
-    assert stateful == [*qwen, "GraniteMoeHybridForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM"]
-    assert {*undivided} == {*stateful, "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
-    assert not any(rows[name].expert_ranks or rows[name].flashinfer for name in stateful)
-    assert rows["Glm4MoeForCausalLM"].expert_ranks and not rows["Glm4ForCausalLM"].expert_ranks
-    assert not rows["Gemma2ForCausalLM"].flashinfer and rows["Gemma3ForCausalLM"].flashinfer
-    assert not rows["GptOssForCausalLM"].flashinfer
+    stateful = {*qwen, "GraniteMoeHybridForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM"}
+    latents = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
+
+    def without(ability: str) -> set[str]:
+        return {name for name, row in text.items() if not getattr(row, ability)}
+
+    assert {name for name, row in text.items() if row.states} == stateful
+    assert without("prefix_cache") == without("speculation") == stateful
+    assert without("gpu") == stateful | latents and without("quantized_kv") == latents | {"Mamba2ForCausalLM"}
+    capped_or_chunked = {name for name in rows if name.startswith(("Gemma2", "GptOss", "Llama4"))}
+    assert without("flashinfer") == stateful | latents | capped_or_chunked
+    assert {row.quantization for row in text.values()} == {("int8", "int4")}
+    normed_whole = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}
+    assert {name for name, row in text.items() if "tensor" not in row.ranks} == stateful | normed_whole
+    assert {name for name, row in text.items() if "pipeline" not in row.ranks} == stateful
+    assert "expert" in rows["Glm4MoeForCausalLM"].ranks and "expert" not in rows["Glm4ForCausalLM"].ranks
+
+
+def test_encoders_combine_with_int8_alone() -> None:
+    for row in supported_models():
+        if row.gives != "text":
+            abilities = (row.quantized_kv, row.prefix_cache, row.speculation, row.gpu, row.flashinfer)
+            assert (row.quantization, row.ranks, any(abilities)) == (("int8",), (), False)
+
+
+def test_what_the_models_are() -> None:
+    rows = {row.architecture: row for row in supported_models()}
     assert {name: row.gives for name, row in rows.items() if name.startswith("XLM")} == {
         "XLMRobertaModel": "embeddings",
         "XLMRobertaForMaskedLM": "embeddings",
@@ -54,3 +74,20 @@ def test_the_command_prints_every_architecture(form: list[str]) -> None:
     assert all(name in result.output for name in FAMILIES)
     if form == ["--json"]:
         assert len(json.loads(result.output)) == len(FAMILIES) + len(ENCODERS)
+
+
+def test_a_terminal_of_80_columns_shows_what_a_model_combines_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_supported(as_json=False, markdown=False)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["MODELS", "RANKS", "QUANTISED", "CACHE", "DRAFTS", "GPU"]
+    assert max(map(len, lines[: len(supported_models())])) <= 80
+    assert next(line for line in lines if line.startswith("Qwen 3 MoE")).split()[3:] == [
+        *("TPE", "int8", "int4", "KV", "yes", "yes", "yes")
+    ]
+    assert next(line for line in lines if line.startswith("Mamba 2")).split()[-6:] == [
+        *("-", "int8", "int4", "no", "no", "no")
+    ]

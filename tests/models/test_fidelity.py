@@ -88,6 +88,7 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("granite", {"logits_scaling": 1.9}),
     ("cohere", {"logit_scale": 0.55}),
     ("cohere", {"layer_norm_eps": 1e-2}),
+    ("cohere_plus", {"layer_norm_eps": 1e-1}),
     ("cohere2", {"sliding_window": 15}),
     ("olmo2", {"rms_norm_eps": 1e-1}),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
@@ -129,6 +130,10 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_next", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     ("qwen3_next", {"norm_topk_prob": False}),
     ("qwen3_5", {"rope_parameters": {"rope_theta": 5e4}}),
+    ("llama2", {"rope_parameters": {"rope_theta": 2e4}}),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_theta": 2e4}, "full_attention": {"rope_theta": 1e6}}}),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e5}}}),
+    ("phi3", {"rope_parameters": {"rope_theta": 2e4}}),
 ]
 ROPES = ("llama_yarn", "deepseek_v2", "deepseek_v3", "olmo3", "phi3_long", "ministral3", "gpt_oss")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
-from penstock.kernels.attention import AttentionBatch, ReferenceAttention, TorchPages
+from penstock.kernels.attention import AttentionBatch, HeadNorm, ReferenceAttention, TorchPages
 from penstock.kernels.batch_arrays import StepSequences, order_units
 from penstock.runtime.device import CudaDevice, Device, Found, HostDevice, Job, pack, places, unpack
 from penstock.runtime.loading.device_memory import DeviceMemory
@@ -102,13 +102,13 @@ class MirrorAttention(TorchPages):
         eps: float,
         offset: float,
         *,
-        whole: bool = False,
+        norm: HeadNorm = "heads",
         queries_only: bool = False,
     ) -> Tensor:
         kept = blocks >= 0  # padding is not
         places = keys, values, blocks[kept], offsets[kept]
         turned = tuple(each[kept] for each in rotation)
-        forms = {"whole": whole, "queries_only": queries_only}
+        forms: dict[str, Any] = {"norm": norm, "queries_only": queries_only}
         stored = super().store(qkv[kept], heads, weight, turned, *places, eps, offset, **forms)
         query = stored.new_zeros(len(qkv), *stored.shape[1:])
         query[kept] = stored

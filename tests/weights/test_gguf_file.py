@@ -43,7 +43,7 @@ def test_every_value_is_the_checkpoints(written: Written, tiny_checkpoint: Calla
         shifted = stored.shift != 0
         np.testing.assert_allclose(values(stored), expected[name], rtol=0, atol=1.2e-7 if shifted else 0, err_msg=name)
     rotated = {name for name, stored in found.items() if stored.rotary_dim}
-    is_llama = variant.startswith(("llama", "mistral", "mixtral", "granite", "smollm3"))
+    is_llama = variant.startswith(("llama", "mistral", "ministral", "mixtral", "granite", "smollm3"))
     assert rotated == {name for name in found if is_llama and (".q_proj." in name or ".k_proj." in name)}
     shifted_names = {name for name, stored in found.items() if stored.shift}
     assert shifted_names == {name for name in found if variant.startswith("gemma") and name.endswith("norm.weight")}
@@ -120,6 +120,25 @@ def test_gate_and_up_of_experts_may_be_one_tensor(
     apart = written("qwen2_moe_plain", kind="Q8_0")
     fused = write_gguf(tiny_checkpoint("qwen2_moe_plain"), tmp_path / "fused.gguf", kind="Q8_0", edit=fuse)
     assert load_spec(fused) == load_spec(apart)
+    loaded_equally(*(load_parameters(path, load_spec(path), torch.float32, progress=False) for path in (fused, apart)))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_glms_q_k_and_v_may_be_one_tensor(
+    written: Written, tiny_checkpoint: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """As the first checkpoints of GLM-4 have them, which llama.cpp's conversion keeps."""
+
+    def fuse(tensors: dict[str, Any]) -> None:
+        for i in range(3):
+            for end in ("weight", "bias"):
+                parts = [tensors.pop(f"blk.{i}.attn_{part}.{end}") for part in "qkv"]
+                tensors[f"blk.{i}.attn_qkv.{end}"] = np.concatenate(parts)
+
+    apart = written("glm", kind=kind)
+    fused = write_gguf(tiny_checkpoint("glm"), tmp_path / "fused.gguf", kind=kind, edit=fuse)
+    check_tensors(load_spec(fused), stored_tensors(fused))
+    assert load_spec(fused).layers == load_spec(apart).layers
     loaded_equally(*(load_parameters(path, load_spec(path), torch.float32, progress=False) for path in (fused, apart)))
 
 

@@ -54,6 +54,8 @@ WHOLE = ("router", "choice", "expert_scales", "shared.gate", "output_scale", "qu
 def joined(spec: ModelSpec, number: int, name: str, parts: Sequence[Tensor]) -> Tensor:
     """The whole of a parameter of a layer from the parts of its tensor ranks, expert by expert."""
     kind = name.rpartition(".")[0]
+    if kind in ("q_norm", "k_norm") and getattr(spec.layers[number].attention, "qk_norm", "") == "centered":
+        return torch.cat(list(parts))  # each head's own
     if kind.endswith("norm") or kind in WHOLE:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]

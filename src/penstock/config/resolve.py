@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.checks.device import check_device_settings, check_flashinfer_settings
-from penstock.config.checks.encoders import check_encoder, check_whole_texts
-from penstock.config.checks.latents import check_latents
+from penstock.config.checks.model import check_model
 from penstock.config.checks.speculation import check_speculation
-from penstock.config.checks.states import check_states
-from penstock.config.checks.transformers import check_transformers
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
@@ -130,17 +127,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but {seqs} sequences "
             f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
         )
-    pooling = inputs.facts.pooling
-    if pooling is not None and pooling.encoder:
-        check_encoder(values, sources, inputs.hardware.device)
-    if inputs.facts.transformers:
-        check_transformers(values, sources, inputs.facts.transformers, inputs.hardware.device)
-    if inputs.facts.state_elements:
-        check_states(values, sources, inputs.hardware.device)
-    if inputs.facts.latents:
-        check_latents(values, sources, inputs.hardware.device)
-    if pooling is not None and pooling.whole_prompts:
-        check_whole_texts(values, sources)
+    check_model(values, sources, inputs.facts, inputs.hardware.device)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
         raise ConfigError(
             f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "

@@ -59,16 +59,34 @@ def moe_spec(
     return MoESpec(experts, chosen, width, normalize)
 
 
-def grouped_routing(config: HFConfig, moe: MoESpec) -> MoESpec:
+def grouped_routing(config: HFConfig, moe: MoESpec, *, sigmoid: bool) -> MoESpec:
     """The mixture with DeepSeek's fields: n_group groups of experts, of which topk_group take part, and the scale of
-    the weights. Raises UnsupportedModel if groups are not equal, or those that take part have too few experts."""
+    the weights. With `sigmoid`, which is V3's way, scores are sigmoids, a bias of theirs changes the choice, and a
+    group's score is the sum of its two largest.
+
+    Raises UnsupportedModel if groups are not equal, or those that take part have too few experts."""
     groups, kept = config.integer("n_group", 1), config.integer("topk_group", 1)
     if moe.num_experts % groups or moe.num_experts // groups < (2 if groups > 1 else 1):
         raise config.unsupported("n_group", groups, f"equal groups of two or more of the {moe.num_experts} experts")
     if kept > groups or kept * (moe.num_experts // groups) < moe.experts_per_token:
         raise config.unsupported("topk_group", kept, f"up to n_group ({groups}), with {moe.experts_per_token} experts")
     scale = config.number("routed_scaling_factor", 1.0)
-    return replace(moe, groups=groups, kept_groups=kept, weight_scale=scale)
+    moe = replace(moe, groups=groups, kept_groups=kept, weight_scale=scale)
+    return replace(moe, sigmoid=sigmoid, by_pairs=sigmoid, choice_bias=sigmoid)
+
+
+def with_shared_experts(config: HFConfig, moe: MoESpec, count: int) -> MoESpec:
+    """The mixture with n_shared_experts shared experts, by default `count`: together one of so many times the width."""
+    shared = config.integer("n_shared_experts", count, least=0)
+    return replace(moe, shared_intermediate_size=moe.intermediate_size * shared)
+
+
+def dense_first(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int, dense: int) -> list[LayerSpec]:
+    """The layers by DeepSeek's rule: of `count` layers the first first_k_dense_replace, by default `dense`, are like
+    `layer`. The others are mixtures."""
+    first = config.integer("first_k_dense_replace", dense, least=0)
+    mixture = replace(layer, intermediate_size=0, moe=moe, mlp_bias=False)
+    return [layer if i < first else mixture for i in range(count)]
 
 
 def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) -> list[LayerSpec]:

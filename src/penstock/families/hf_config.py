@@ -73,6 +73,13 @@ class HFConfig:
             raise self._wrong(name, value, "a string")
         return value
 
+    def one_of(self, name: str, *values: str) -> str:
+        """The text, by default the first of the values. Raises UnsupportedModel for one that is not among them."""
+        value = self.text(name, values[0])
+        if value not in values:
+            raise self.unsupported(name, value, " or ".join(values))
+        return value
+
     def texts(self, name: str) -> list[str] | None:
         value = self.get(name)
         if value is None:
@@ -184,12 +191,20 @@ def checkpoint_dtype(config: HFConfig) -> str:
     return value
 
 
-def layer_windows(config: HFConfig, num_layers: int, window: int, sliding_by_default: list[bool]) -> tuple[int, ...]:
-    """Per layer the tokens that a query sees, itself included; 0: all. `layer_types` decides, if it is set.
+def layer_windows(
+    config: HFConfig,
+    num_layers: int,
+    window: int,
+    sliding_by_default: list[bool],
+    *,
+    kind: str = "sliding_attention",
+) -> tuple[int, ...]:
+    """Per layer the tokens that a query sees, itself included; 0: all. `layer_types` decides, if it is set: it names
+    layers with a window `kind`.
 
     transformers' mask for sliding_window = w lets query i see keys j with i - w < j <= i: w of them, i included.
     """
-    names = {"full_attention": False, "sliding_attention": True}
+    names = {"full_attention": False, kind: True}
     types = config.texts("layer_types")
     if types is None:
         sliding = sliding_by_default

@@ -145,6 +145,7 @@ def decoder_spec(
     names: TensorNames = NAMES,
     experts: ExpertNames | None = None,
     attention_parameters: AttentionParameters | None = None,
+    unused: Sequence[str] = (),
     **model: Any,
 ) -> ModelSpec:
     """The whole model: one layer repeated, or the given layers.
@@ -153,7 +154,8 @@ def decoder_spec(
     from it and from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and
     `tied` are the family's defaults; `eps` is the field of the norms' epsilon and its default. `norm_bias`: norms have
     biases. `names` and `experts` name the tensors. `attention_parameters` makes the parameters of each layer's
-    attention; None: those of GroupedQuerySpec. `model` has further fields of ModelSpec.
+    attention; None: those of GroupedQuerySpec. `unused` are patterns of tensors that are not read, such as those of
+    layers that predict a token further on. `model` has further fields of ModelSpec.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
@@ -183,6 +185,7 @@ def decoder_spec(
         ignored_tensors=(
             f"{prefix}{names.layers}*.{names.attention}rotary_emb.inv_freq",
             f"{prefix}model.rotary_emb.inv_freq",
+            *unused,
         ),
         duplicates=((f"{prefix}{names.head}.weight", f"{prefix}{names.embedding}.weight"),) if tie else (),
         base_prefix="" if prefix else names.embedding.partition(".")[0] + ".",
@@ -295,6 +298,10 @@ def grouped_query_parameters(
             if name == "k_norm.weight" and spec.kv_layer is not None:
                 continue
             parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))
+    if spec.qk_norm == "centered":  # a checkpoint has a row for each head
+        for name, count in (("q_norm.weight", spec.num_heads), ("k_norm.weight", spec.num_kv_heads)):
+            rows = [TensorSource(f"{theirs}{name}[{i}]", 0, spec.head_dim, order=order) for i in range(count)]
+            parameters.append(joined(ours + name, (), rows, (count * spec.head_dim,)))
     if spec.sinks:
         parameters.append(stacked(f"{ours}sinks.weight", (), (f"{theirs}sinks", spec.num_heads)))
     return parameters

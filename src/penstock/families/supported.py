@@ -1,19 +1,24 @@
 """Makes the table of supported models: the names of each architecture, and what it combines with. Only the names are
-written here; the rest is computed from a small spec of the family."""
+written here. The rest is what the checks of settings and of splits say of a small model of the family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from penstock.config.checks.model import check_model
+from penstock.config.checks.speculation import cannot_speculate
+from penstock.config.facts import ModelFacts
+from penstock.config.sources import ConfigError
+from penstock.config.split import Split
 from penstock.families.registry import ENCODER_KINDS, ENCODERS, FAMILIES, model_facts, spec_from_config
-from penstock.families.shard import tensor_sizes
+from penstock.families.shard import CannotSplit, check_split
 from penstock.families.spec import ModelSpec
 
 # architecture: (models, architectures of GGUF files)
 _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "LlamaForCausalLM": ("Llama 2, 3, 3.1 to 3.3; SmolLM 2; and all that have its architecture", ("llama",)),
+        "LlamaForCausalLM": ("Llama 2 and 3, SmolLM 2 and their like", ("llama",)),
         "Llama4ForCausalLM": ("Llama 4 (text)", ("llama4",)),
         "Llama4ForConditionalGeneration": ("Llama 4, its language model", ()),
         "Qwen2ForCausalLM": ("Qwen 2, 2.5", ("qwen2",)),
@@ -27,25 +32,25 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Qwen3_5MoeForConditionalGeneration": ("Qwen 3.5 MoE, its language model", ()),
         "MistralForCausalLM": ("Mistral 7B, Nemo, Small", ("llama", "mistral3")),
         "MinistralForCausalLM": ("Ministral", ()),
-        "Ministral3ForCausalLM": ("Ministral 3", ()),
+        "Ministral3ForCausalLM": ("Ministral 3", ("mistral3",)),
         "MixtralForCausalLM": ("Mixtral", ("llama",)),
         "GemmaForCausalLM": ("Gemma 1", ("gemma",)),
         "Gemma2ForCausalLM": ("Gemma 2", ("gemma2",)),
         "Gemma3ForCausalLM": ("Gemma 3 (text)", ("gemma3",)),
         "Gemma3ForConditionalGeneration": ("Gemma 3, its language model", ()),
         "Gemma4ForCausalLM": ("Gemma 4 (text): E2B, E4B, 26B-A4B, 31B", ("gemma4",)),
-        "Gemma4ForConditionalGeneration": ("Gemma 4, its language model: E2B, E4B, 26B-A4B, 31B", ()),
+        "Gemma4ForConditionalGeneration": ("Gemma 4, its language model", ()),
         "Phi3ForCausalLM": ("Phi 3, 3.5, 4, 4-mini", ("phi3",)),
         "SmolLM3ForCausalLM": ("SmolLM 3", ("smollm3",)),
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
         "Olmo3ForCausalLM": ("OLMo 3", ("olmo2",)),
         "GraniteForCausalLM": ("Granite 3", ("granite",)),
         "GraniteMoeForCausalLM": ("Granite 3 MoE", ("granitemoe",)),
-        "GraniteMoeSharedForCausalLM": ("Granite 4 preview, without Mamba layers", ("granitemoe",)),
-        "GraniteMoeHybridForCausalLM": ("Granite 4; without Mamba layers as Granite 3", ("granitehybrid",)),
-        "CohereForCausalLM": ("Command R (without norms of heads)", ("command-r",)),
+        "GraniteMoeSharedForCausalLM": ("Granite 4 preview, no Mamba layers", ("granitemoe",)),
+        "GraniteMoeHybridForCausalLM": ("Granite 4; without Mamba as Granite 3", ("granitehybrid",)),
+        "CohereForCausalLM": ("Command R, Command R+, Aya 23", ("command-r",)),
         "Cohere2ForCausalLM": ("Command R7B, Command A", ("cohere2",)),
-        "GlmForCausalLM": ("GLM-4 (2024)", ()),
+        "GlmForCausalLM": ("GLM-4 (2024)", ("chatglm",)),
         "Glm4ForCausalLM": ("GLM-4 (0414)", ("glm4",)),
         "Glm4MoeForCausalLM": ("GLM-4.5, 4.6", ("glm4moe",)),
         "Starcoder2ForCausalLM": ("StarCoder 2", ("starcoder2",)),
@@ -66,7 +71,7 @@ _ENCODERS: Mapping[str, str] = MappingProxyType(
     {
         "Bert": "BERT: all-MiniLM, BGE, E5, GTE",
         "Roberta": "RoBERTa",
-        "XLMRoberta": "XLM-RoBERTa: multilingual E5, BGE-M3 (dense), BGE rerankers",
+        "XLMRoberta": "XLM-RoBERTa: E5, BGE-M3, BGE rerankers",
         "ModernBert": "ModernBERT",
     }
 )
@@ -83,13 +88,27 @@ _SAMPLE: Mapping[str, Any] = MappingProxyType(
         "num_key_value_heads": 2,
         "num_kv_heads": 2,
         "num_heads": 8,  # of Mamba 2
-        "hybrid_override_pattern": "M-*E",
+        "layers_block_type": ["mamba", "attention"] * 2,
         "hidden_size_per_layer_input": 0,
         "head_dim": 16,
         "max_position_embeddings": 64,
         "sliding_window": 16,
         "attention_chunk_size": 16,
         "new_decoder_architecture": True,
+    }
+)
+
+
+_SPLITS = {"tensor": Split(tensor=2), "pipeline": Split(pipeline=2), "expert": Split(tensor=2, expert=True)}
+_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "device": "cpu",
+        "quantization": "none",
+        "kv_cache_dtype": "auto",
+        "enable_prefix_caching": False,
+        "distributed_executor": "auto",
+        "max_model_len": 64,
+        "max_num_batched_tokens": 64,
     }
 )
 
@@ -102,9 +121,13 @@ class SupportedModel:
     models: str
     gives: str
     gguf: tuple[str, ...]  # values of general.architecture
-    tensor_ranks: bool
-    expert_ranks: bool
-    flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can
+    ranks: tuple[str, ...]  # what can divide it: "tensor", "pipeline", "expert"
+    quantization: tuple[str, ...]  # values of --quantization
+    quantized_kv: bool  # whether --kv-cache-dtype int8 is possible
+    prefix_cache: bool
+    speculation: bool
+    gpu: bool
+    flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can, on a GPU
     states: bool  # whether layers keep states
 
 
@@ -119,17 +142,40 @@ def supported_models() -> list[SupportedModel]:
 
 def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedModel:
     spec = _sample(architecture)
-    latents = model_facts(spec).latents
+    facts, text = model_facts(spec), spec.encoder is None
+    gpu = _accepted(facts, device="cuda")
     return SupportedModel(
         architecture,
         models,
-        "text" if spec.encoder is None else "scores" if architecture.endswith("Classification") else "embeddings",
+        "text" if text else "scores" if architecture.endswith("Classification") else "embeddings",
         gguf,
-        tensor_ranks=spec.encoder is None and 2 in tensor_sizes(spec),
-        expert_ranks=any(layer.moe is not None for layer in spec.layers) and not spec.state_layers,
-        flashinfer=spec.encoder is None and spec.plain_scores and not (spec.state_layers or latents),
+        ranks=tuple(name for name, split in _SPLITS.items() if _divided(spec, split)),
+        quantization=tuple(kind for kind in ("int8", "int4") if _accepted(facts, quantization=kind)),
+        quantized_kv=any(group.page.width for group in facts.groups) and _accepted(facts, kv_cache_dtype="int8"),
+        prefix_cache=text and _accepted(facts, enable_prefix_caching=True),
+        speculation=text and cannot_speculate("cpu", Split(), facts) is None,
+        gpu=gpu,
+        flashinfer=gpu and spec.plain_scores,
         states=bool(spec.state_layers),
     )
+
+
+def _accepted(facts: ModelFacts, **changes: Any) -> bool:
+    """Whether a model is served with these settings."""
+    values = {**_SETTINGS, **changes}
+    try:
+        check_model(values, dict.fromkeys(values, ""), facts, values["device"])
+    except ConfigError:
+        return False
+    return True
+
+
+def _divided(spec: ModelSpec, split: Split) -> bool:
+    try:
+        check_split(spec, split)
+    except CannotSplit:
+        return False
+    return True
 
 
 def _sample(architecture: str) -> ModelSpec:

@@ -7,7 +7,7 @@ from the cache.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.facts import QueryTemperature
-from penstock.kernels.elementwise import capped, normed, normed_together, qk_norm_rope
+from penstock.kernels.elementwise import capped, normed, normed_centered, normed_together, qk_norm_rope
 from penstock.messages import Window
+
+HeadNorm = Literal["heads", "whole", "centered"]
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,15 @@ class PagedAttention(Protocol):
         eps: float,
         offset: float,
         *,
-        whole: bool = False,
+        norm: HeadNorm = "heads",
         queries_only: bool = False,
     ) -> Tensor:
         """Norm (with a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
-        [tokens, (heads + 2 kv_heads) * head_dim]. `whole` norms all query heads together, and all key heads. A weight
-        [heads + 2 kv_heads, head_dim], which excludes `whole`, norms the values' heads too. Store
-        token i's key and value at offset `offsets[i]` of block `blocks[i]`; all places are distinct. Returns the
-        queries [tokens, heads, head_dim]. The layout within a page is the provider's. With `queries_only` qkv and the
-        weight have query heads alone, and nothing is stored."""
+        [tokens, (heads + 2 kv_heads) * head_dim]. The norm "whole" norms all query heads together, and all key heads;
+        "centered" is LayerNorm of each head. A weight [heads + 2 kv_heads, head_dim], of the norm "heads" alone, norms
+        the values' heads too. Store token i's key and value at offset `offsets[i]` of block `blocks[i]`; all places are
+        distinct. Returns the queries [tokens, heads, head_dim]. The layout within a page is the provider's. With
+        `queries_only` qkv and the weight have query heads alone, and nothing is stored."""
         ...
 
     def __call__(
@@ -159,7 +161,7 @@ class TorchPages:
         eps: float,
         offset: float,
         *,
-        whole: bool = False,
+        norm: HeadNorm = "heads",
         queries_only: bool = False,
     ) -> Tensor:
         _, kv_heads, _, head_dim = keys.shape
@@ -168,8 +170,10 @@ class TorchPages:
             query = qk_norm_rope(qkv.view(-1, heads, head_dim), weight, cos, sin, eps, offset)
             return _tempered(query, *temperature)
         split = qkv.view(-1, heads + 2 * kv_heads, head_dim)
-        if weight is not None and whole:
+        if weight is not None and norm == "whole":
             split, weight = normed_together(split, heads, kv_heads, weight, eps, offset), None
+        elif weight is not None and norm == "centered":
+            split, weight = normed_centered(split, heads, kv_heads, weight, eps), None
         value = split[:, heads + kv_heads :]
         if weight is not None and len(weight) > heads + kv_heads:
             weight, of_values = weight.split((heads + kv_heads, kv_heads))
@@ -312,24 +316,25 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
         slots = torch.randperm(9 * size, generator=generator)[:tokens]
         positions = torch.randint(5000, (tokens,), generator=generator)
         qkv = normal(tokens, (heads + 2 * kv_heads) * head_dim)
-        for weight, offset, whole in (
-            (None, 0.0, False),
-            (normal(heads + kv_heads, head_dim), 0.0, False),
-            (normal(heads + kv_heads, head_dim), 1.0, False),
-            (normal(heads + kv_heads, head_dim), 0.0, True),
-            (normal(heads + 2 * kv_heads, head_dim), 0.0, False),
+        for weight, offset, norm in (
+            (None, 0.0, "heads"),
+            (normal(heads + kv_heads, head_dim), 0.0, "heads"),
+            (normal(heads + kv_heads, head_dim), 1.0, "heads"),
+            (normal(heads + kv_heads, head_dim), 0.0, "whole"),
+            (normal(heads + kv_heads, head_dim), 0.0, "centered"),
+            (normal(heads + 2 * kv_heads, head_dim), 0.0, "heads"),
         ):
             cache = pages[:, 1, 0], pages[:, 1, 1], slots // size, slots % size
-            temperature = QueryTemperature(300, 0.1, first=1) if offset or whole else None
-            yield qkv, heads, weight, (positions, frequencies, temperature), *cache, 1e-6, offset, whole
+            temperature = QueryTemperature(300, 0.1, first=1) if offset or norm == "whole" else None
+            yield qkv, heads, weight, (positions, frequencies, temperature), *cache, 1e-6, offset, norm
 
 
 def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, values). Keys and values come back with a token in each row."""
-    qkv, heads, weight, (positions, frequencies, temperature), keys, values, *rest, whole = arguments
+    qkv, heads, weight, (positions, frequencies, temperature), keys, values, *rest, norm = arguments
     keys, values = keys.clone(), values.clone()
     rotation = attention.rotation(positions, frequencies, qkv.dtype, temperature)
-    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest, whole=whole)
+    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest, norm=norm)
     # Arranging the elements' numbers shows where each element of a page lies.
     size = keys[0, 0].numel()
     numbers = torch.arange(size, dtype=torch.int32 if keys.itemsize == 4 else torch.int16).view(keys.shape[-2:])

@@ -66,6 +66,13 @@ def normed_together(qkv: Tensor, heads: int, kv_heads: int, weight: Tensor, eps:
     return torch.cat(parts, 1)
 
 
+def normed_centered(qkv: Tensor, heads: int, kv_heads: int, weight: Tensor, eps: float) -> Tensor:
+    """A fused projection [tokens, heads + 2 kv_heads, head_dim] with LayerNorm of each query and key head. weight
+    [heads + kv_heads, head_dim]."""
+    qk, values = qkv.split((heads + kv_heads, kv_heads), 1)
+    return torch.cat((_centered(qk, weight, None, eps), values), 1)
+
+
 def qk_norm_rope(qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, offset: float) -> Tensor:
     """Query and key heads [tokens, heads, head_dim], normed per head if there is a `weight`, then rotated.
 

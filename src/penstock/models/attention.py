@@ -125,7 +125,7 @@ class GroupedQueryAttention:
             group.offsets,
             self.norm_eps,
             self.norm_offset,
-            whole=self.spec.qk_norm == "whole",
+            norm=self.spec.qk_norm if self.spec.qk_norm in ("whole", "centered") else "heads",
             queries_only=self.spec.kv_layer is not None,
         )
         attended = kernels.attention(

@@ -13,21 +13,18 @@ _BEFORE = """# Supported models
 
 Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16,
 float16 or [FP8](quantization.md#fp8-checkpoints), and gpt-oss' in MXFP4. If a GGUF architecture is named, GGUF files
-are served too. Every model that gives text is served with continuous batching, chunked prompts, `--quantization int8`
-and `int4`; those without states also with the prefix cache, speculation, on GPUs and over pipeline ranks.
+are served too. Every model that gives text is served with continuous batching and chunked prompts.
 [Embeddings](embeddings.md#models) has what the models that give vectors need.
 """
 _AFTER = """
-- **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not
-  possible if one norm spans all heads.
-- **Expert ranks**: whether there are experts for `--expert-parallel` to divide.
-- **States**: whether layers keep [states](architecture.md#states), which a sequence has for itself. These models run on
-  a CPU, without the prefix cache, speculation and ranks.
-- **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention. Penstock's kernels
-  always can.
-
-DeepSeek's models run on a CPU, and keep their [latents](architecture.md#latents) in the model's dtype: there is no
-`--kv-cache-dtype int8`.
+- **Ranks**: what can divide the model: `--tensor-parallel-size` by sizes that it divides, `--pipeline-parallel-size`,
+  `--expert-parallel`. One norm over all heads cannot be divided among tensor ranks.
+- **Quantised**: values of `--quantization` on a CPU; "KV" means that `--kv-cache-dtype int8` is possible, which it is
+  not for [latents](architecture.md#latents).
+- **Prefix cache**, **Speculation**: models whose layers keep [states](architecture.md#states), which a sequence has for
+  itself, have neither. Speculation needs a CPU and one pipeline stage.
+- **GPU**: whether it runs on a GPU, with Penstock's kernels. **FlashInfer**: whether `--attention-backend flashinfer`
+  can compute its attention there.
 
 In bfloat16 Mamba 2's residual is in bfloat16 too, with any `residual_in_fp32`.
 
@@ -40,7 +37,9 @@ Two limits depend on the length of the context:
   `original_max_position_embeddings` tokens, and one for more. `--max-model-len` decides for all requests. With the
   short set, results are those of transformers at every length; with the long set they differ for prompts that would
   fit the short one.
-- Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet.
+- Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet. Beyond
+  it, transformers computes the frequencies anew from the longest sequence of the batch at each step, while the keys in
+  the cache keep those of the step that made them. A token would depend on the batch and on the chunks of its prompt.
 
 ## Other decoders
 
@@ -81,28 +80,54 @@ def print_supported(as_json: bool, markdown: bool) -> None:
     elif markdown:
         print(page(rows), end="")
     else:
-        print_table([{name.upper(): text for name, text in _cells(row).items()} for row in rows])
-        print(f"\nOther decoders of transformers run with its code, which is slower: {INSTALL}")
+        print_table([_short_cells(row) for row in rows])
+        print("\nRANKS: T tensor, P pipeline, E expert. CACHE: of prefixes. DRAFTS: speculation.")
+        print(f"Other decoders of transformers run with its code, which is slower: {INSTALL}")
 
 
 def page(rows: list[SupportedModel]) -> str:
     """Returns docs/supported-models.md."""
     columns = list(_cells(rows[0]))
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    for row in rows:
-        cells = _cells(row)
-        cells["Architecture"] = f"`{cells['Architecture']}`"
-        lines.append(f"| {' | '.join(cells.values())} |")
+    lines += [f"| {' | '.join(_cells(row).values())} |" for row in rows]
     return "\n".join([_BEFORE, *lines, _AFTER])
 
 
 def _cells(row: SupportedModel) -> dict[str, str]:
-    flags = {
-        "Tensor ranks": row.tensor_ranks,
-        "Expert ranks": row.expert_ranks,
-        "FlashInfer": row.flashinfer,
-        "States": row.states,
+    """The cells of the page."""
+    return {
+        "Models": row.models,
+        "Architecture": f"`{row.architecture}`",
+        "Gives": row.gives,
+        "GGUF": ", ".join(row.gguf) or "-",
+        "Ranks": ", ".join(row.ranks) or "-",
+        "Quantised": ", ".join(_quantised(row)),
+        "Prefix cache": _yes(row.prefix_cache),
+        "Speculation": _yes(row.speculation),
+        "GPU": _yes(row.gpu),
+        "FlashInfer": _yes(row.flashinfer),
     }
-    texts = {"Models": row.models, "Architecture": row.architecture, "Gives": row.gives}
-    texts["GGUF"] = ", ".join(row.gguf) or "-"
-    return texts | {name: "yes" if flag else "no" for name, flag in flags.items()}
+
+
+def _short_cells(row: SupportedModel) -> dict[str, str]:
+    """The cells for a terminal. What a model combines with comes first, and fits into 80 characters a line."""
+    return {
+        "MODELS": row.models,
+        "RANKS": "".join(name[0].upper() for name in row.ranks) or "-",
+        "QUANTISED": " ".join(_quantised(row)),
+        "CACHE": _yes(row.prefix_cache),
+        "DRAFTS": _yes(row.speculation),
+        "GPU": _yes(row.gpu),
+        "FLASHINFER": _yes(row.flashinfer),
+        "GIVES": row.gives,
+        "GGUF": ", ".join(row.gguf) or "-",
+        "ARCHITECTURE": row.architecture,
+    }
+
+
+def _quantised(row: SupportedModel) -> list[str]:
+    return [*row.quantization, *(["KV"] if row.quantized_kv else [])]
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"

@@ -19,6 +19,9 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     texts = (
         "MODELS",
         "ARCHITECTURE",
+        "RANKS",
+        "QUANTISED",
+        "GIVES",
         "GGUF",
         "NAME",
         "REVISION",

@@ -1,5 +1,5 @@
-"""Cohere's Command R (1) and Command R7B and A (2): attention and MLP in parallel behind one LayerNorm without a bias.
-The second has window layers, and its full layers see no positions."""
+"""Cohere's Command R and R+ (1), and Command R7B and A (2): attention and MLP in parallel behind one LayerNorm without
+a bias. R+ norms heads in the same way. The second have window layers, and their full layers see no positions."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,10 @@ _NAMES = replace(NAMES, norms={"attention_norm": "input_layernorm"})
 
 
 def cohere(config: HFConfig) -> ModelSpec:
-    config.refuse("use_qk_norm", "heads are not normed")
-    return decoder_spec(config, "cohere", _layer(config, 5e5), max_position=8192, **_model(config))
+    layer = _layer(config, 5e5)
+    if config.flag("use_qk_norm"):
+        layer = with_attention(layer, qk_norm="centered")
+    return decoder_spec(config, "cohere", layer, max_position=8192, **_model(config))
 
 
 def cohere2(config: HFConfig) -> ModelSpec:

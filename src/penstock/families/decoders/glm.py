@@ -35,4 +35,6 @@ def _spec(config: HFConfig, family: str, *, post_norms: bool) -> ModelSpec:
         post_norms=post_norms,
     )
     names = replace(_GLM, norms=_NORMS) if post_norms else _GLM
+    if config.flag("fused_qkv"):  # of a GGUF file
+        names = replace(names, heads=("qkv_proj",))
     return decoder_spec(config, family, layer, eps=("rms_norm_eps", 1.5625e-7), names=names)

@@ -8,6 +8,7 @@ from penstock.families.encoders.shared import (
     encoder_layer,
     encoder_spec,
     head_dim,
+    head_of,
     labels_of,
 )
 from penstock.families.hf_config import HFConfig
@@ -35,13 +36,9 @@ def roberta(config: HFConfig) -> ModelSpec:
 
 def _spec(config: HFConfig, family: str, base: str, dense: str, out: str) -> ModelSpec:
     """`base` stands before the names of a model with a head, `dense` and `out` are its classifier's matrices."""
-    kind = config.text("position_embedding_type", "absolute")
-    if kind != "absolute":
-        raise config.unsupported("position_embedding_type", kind, "absolute")
+    config.one_of("position_embedding_type", "absolute")
     config.refuse("is_decoder", "a decoder has a mask that is not implemented")
-    architecture = (config.texts("architectures") or [""])[0]
-    classifies = architecture.endswith("ForSequenceClassification")
-    prefix = "" if architecture.endswith("Model") else base
+    classifies, prefix = head_of(config, base)
     hidden, positions = config.integer("hidden_size"), config.integer("max_position_embeddings")
     first = 0 if family == "bert" else config.integer("pad_token_id", 1, least=0) + 1
     if first >= positions:

@@ -10,6 +10,7 @@ from penstock.families.encoders.shared import (
     encoder_layer,
     encoder_spec,
     head_dim,
+    head_of,
     labels_of,
 )
 from penstock.families.hf_config import HFConfig, layer_windows
@@ -22,9 +23,7 @@ _THETAS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attentio
 
 
 def modernbert(config: HFConfig) -> ModelSpec:
-    architecture = (config.texts("architectures") or [""])[0]
-    classifies = architecture.endswith("ForSequenceClassification")
-    prefix = "" if architecture.endswith("Model") else "model."
+    classifies, prefix = head_of(config, "model.")
     hidden, layers, bias = config.integer("hidden_size"), num_layers(config), config.flag("norm_bias")
     parameters = [
         stacked("tokens.weight", (hidden,), (f"{prefix}embeddings.tok_embeddings.weight", config.integer("vocab_size")))

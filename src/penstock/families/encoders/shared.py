@@ -149,6 +149,12 @@ def encoder_spec(
     )
 
 
+def head_of(config: HFConfig, base: str) -> tuple[bool, str]:
+    """Returns whether the model classifies, and what stands before the encoder's names: `base`, if there is a head."""
+    architecture = (config.texts("architectures") or [""])[0]
+    return architecture.endswith("ForSequenceClassification"), "" if architecture.endswith("Model") else base
+
+
 def head_dim(config: HFConfig) -> int:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
@@ -172,9 +178,7 @@ def _pooling(config: HFConfig, hidden: int, *, classifies: bool) -> PoolingFacts
         return PoolingFacts(task="embed", mode="mean", width=hidden, encoder=True)
     labels = labels_of(config)
     several = config.get("problem_type") == "multi_label_classification"
-    mode = config.text("classifier_pooling", "cls")
-    if mode not in ("cls", "mean"):
-        raise config.unsupported("classifier_pooling", mode, "cls, mean")
+    mode = config.one_of("classifier_pooling", "cls", "mean")
     return PoolingFacts(
         task="classify",
         mode="cls" if mode == "cls" else "mean",

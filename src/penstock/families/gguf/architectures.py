@@ -13,8 +13,8 @@ from penstock.families.hf_config import UnsupportedModel
 
 # Architectures whose q, k and v are one tensor, those that rotate a part of a head, and those that may have a value for
 # each layer.
-FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon", *DELTA_NETS})
-PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe", *DELTA_NETS, "nemotron_h", "nemotron_h_moe"})
+FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon", "chatglm", *DELTA_NETS})
+PARTIAL = frozenset({"phi3", "gptneox", "chatglm", "glm4", "glm4moe", *DELTA_NETS, "nemotron_h", "nemotron_h_moe"})
 PER_LAYER = frozenset({*STATES, "gemma4"})
 
 
@@ -52,6 +52,15 @@ def _llama4(keys: GgufKeys) -> dict[str, Any]:
 
 def _mistral(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["MistralForCausalLM"], "sliding_window": keys.get("attention.sliding_window")}
+
+
+def _mistral3(keys: GgufKeys) -> dict[str, Any]:
+    """Mistral Small 3.1, or Ministral 3, whose queries are scaled by position."""
+    if not keys.get("attention.temperature_scale"):
+        return _mistral(keys)
+    beta = keys.number("attention.temperature_scale", 0.0)
+    rope = {**(scaling_of(keys) or {}), "llama_4_scaling_beta": beta}
+    return {"architectures": ["Ministral3ForCausalLM"], "rope_scaling": None, "rope_parameters": rope}
 
 
 def _qwen2(keys: GgufKeys) -> dict[str, Any]:
@@ -220,6 +229,12 @@ def _cohere2(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _glm(keys: GgufKeys) -> dict[str, Any]:
+    """GLM-4 of 2024. Files made of its first checkpoints have q, k and v in one tensor, later ones in three."""
+    fused, bias = keys.has("attn_qkv.weight"), keys.has("attn_q.bias") or keys.has("attn_qkv.bias")
+    return {"architectures": ["GlmForCausalLM"], "attention_bias": bias, "fused_qkv": fused}
+
+
 def _glm4(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["Glm4ForCausalLM"], "attention_bias": keys.has("attn_q.bias")}
 
@@ -319,7 +334,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
     {
         "llama": _llama,
         "llama4": _llama4,
-        "mistral3": _mistral,
+        "mistral3": _mistral3,
         "qwen2": _qwen2,
         "qwen3": _qwen3,
         "qwen2moe": _qwen2_moe,
@@ -335,6 +350,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "phi3": _phi3,
         "command-r": _command_r,
         "cohere2": _cohere2,
+        "chatglm": _glm,
         "glm4": _glm4,
         "glm4moe": _glm4_moe,
         "deepseek2": _deepseek2,

@@ -114,6 +114,7 @@ _GRANITE_MOE = {
     "ffn_up_shexp": "shared_mlp.up_proj",
     "ffn_down_shexp": "shared_mlp.down_proj",
 }
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
@@ -244,9 +245,10 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "granitemoe": _LLAMA | _GRANITE_MOE,
         "olmo2": _LLAMA | _GEMMA,
         "smollm3": _LLAMA,
-        "phi3": _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        "phi3": _LLAMA | _FUSED,
         "command-r": _LLAMA,
         "cohere2": _LLAMA,
+        "chatglm": _LLAMA | _FUSED,
         "glm4": _LLAMA | _GLM4,
         "glm4moe": _LLAMA | _GLM4_MOE,
         "deepseek2": _LLAMA | _DEEPSEEK,

@@ -72,10 +72,13 @@ def rope_scaling(keys: HFConfig, architecture: str) -> dict[str, Any] | None:
     for theirs, name in (("attn_factor", "attention_factor"), ("beta_fast", "beta_fast"), ("beta_slow", "beta_slow")):
         if kind == "yarn" and keys.get(f"{prefix}.yarn_{theirs}") is not None:
             scaling[name] = keys.number(f"{prefix}.yarn_{theirs}")
-    if architecture in LATENT and keys.get(f"{prefix}.yarn_log_multiplier"):
+    multiplier = f"{prefix}.yarn_log_multiplier"
+    if architecture in LATENT and keys.get(multiplier):
         # A tenth of mscale_all_dim. A file does not have mscale, which is equal in all published models.
-        grows = round(10 * keys.number(f"{prefix}.yarn_log_multiplier"), 6)
+        grows = round(10 * keys.number(multiplier), 6)
         scaling |= {"mscale": grows, "mscale_all_dim": grows}
+    elif architecture == "mistral3" and keys.get(multiplier):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": keys.number(multiplier)}  # as llama.cpp assumes
     if keys.number(f"{prefix}.attn_factor", 1.0) != 1.0:
         raise keys.unsupported(f"{prefix}.attn_factor", keys.get(f"{prefix}.attn_factor"), "1")
     return scaling

@@ -103,7 +103,7 @@ class AttentionSpec(Protocol):
         ...
 
 
-QKNorm = Literal["", "heads", "whole", "unit"]
+QKNorm = Literal["", "heads", "whole", "centered", "unit"]
 
 _GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
     {
@@ -118,6 +118,8 @@ _GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
         "sinks.weight": "rows",
     }
 )
+# of norms that have weights of their own for each head
+_OWN_NORMS: Mapping[str, Cut] = MappingProxyType({"q_norm.weight": "rows", "k_norm.weight": "rows"})
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class GroupedQuerySpec:
     Parameters of layer i:
     - `qkv.weight` [(num_heads + 2 num_kv_heads) * head_dim, hidden], `output.weight` [hidden, num_heads * head_dim];
     - with qkv_bias `qkv.bias`; with output_bias `output.bias`;
-    - with qk_norm "heads" `q_norm.weight` and `k_norm.weight`, [head_dim] each; with "whole" one for each element; with
-      "unit" none;
+    - with qk_norm "heads" `q_norm.weight` and `k_norm.weight`, [head_dim] each; with "whole" and "centered" one for
+      each element; with "unit" none;
     - with sinks `sinks.weight` [num_heads];
     - with gate `gate.weight` [num_heads * head_dim, hidden] and, with qkv_bias, its bias.
     """
@@ -140,7 +142,9 @@ class GroupedQuerySpec:
     scale: float  # of the products of queries and keys
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: QKNorm = ""  # RMSNorm before rope: of each head, with weights or ("unit") without, or of all of q and of k
+    # Before rope: RMSNorm of each head, with weights or ("unit") without, or of all of q and of k; or LayerNorm
+    # ("centered") of each head.
+    qk_norm: QKNorm = ""
     softcap: float = 0.0  # scores are bounded: softcap * tanh(score / softcap); 0: not
     sinks: bool = False  # each head has the score of a further position without a value
     gate: bool = False  # the output is multiplied by the sigmoid of a product of the input
@@ -179,10 +183,11 @@ class GroupedQuerySpec:
     @property
     def tensor_split(self) -> TensorSplit:
         together = ((1, "norm over all heads"),) if self.qk_norm == "whole" else ()  # each rank needs all heads
+        cuts = {**_GROUPED_QUERY_CUTS, **(_OWN_NORMS if self.qk_norm == "centered" else {})}
         return TensorSplit(
             sizes=(*together, (self.num_kv_heads, "{} KV heads"), (self.num_heads, "{} attention heads")),
             columns=((self.query_width, "output"),),
-            cuts=_GROUPED_QUERY_CUTS,
+            cuts=cuts,
         )
 
     def shard(self, ranks: int, rank: int) -> "GroupedQuerySpec":

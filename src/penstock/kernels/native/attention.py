@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.facts import QueryTemperature
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.attention import AttentionBatch, HeadNorm
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, LatentOp, RotationOp
@@ -149,7 +149,7 @@ class NativeAttention:
         eps: float,
         offset: float,
         *,
-        whole: bool = False,
+        norm: HeadNorm = "heads",
         queries_only: bool = False,
     ) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
@@ -176,7 +176,8 @@ class NativeAttention:
             (rotation.shape[1] - 2) * rotation.shape[2],
             eps,
             offset,
-            whole and weight is not None,
+            weight is not None and norm == "whole",
+            weight is not None and norm == "centered",
             weight is not None and len(weight) > heads + kv_heads,
             DTYPES[qkv.dtype],
             PAGE_DTYPES[keys.dtype],

@@ -168,6 +168,7 @@ class CacheOp(ctypes.Structure):
         ("eps", c_float),
         ("offset", c_float),
         ("whole", c_int32),
+        ("centered", c_int32),
         ("norm_values", c_int32),
         ("dtype", c_int32),
         ("page_dtype", c_int32),

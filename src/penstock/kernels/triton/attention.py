@@ -12,9 +12,9 @@ import triton
 from torch import Tensor
 
 from penstock.config.facts import QueryTemperature
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.attention import AttentionBatch, HeadNorm
 from penstock.kernels.batch_arrays import StepSequences, order_units
-from penstock.kernels.elementwise import normed_together
+from penstock.kernels.elementwise import normed_centered, normed_together
 from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
 from penstock.kernels.triton.tiles import precision
@@ -82,13 +82,17 @@ class TritonAttention:
         eps: float,
         offset: float,
         *,
-        whole: bool = False,
+        norm: HeadNorm = "heads",
         queries_only: bool = False,
     ) -> Tensor:
-        if weight is not None and whole:
+        if weight is not None and norm != "heads":
             kv_heads = keys.shape[1]
             split = qkv.view(len(qkv), heads + 2 * kv_heads, qkv.shape[1] // (heads + 2 * kv_heads))
-            qkv, weight = normed_together(split, heads, kv_heads, weight, eps, offset).flatten(1), None
+            if norm == "whole":
+                split = normed_together(split, heads, kv_heads, weight, eps, offset)
+            else:
+                split = normed_centered(split, heads, kv_heads, weight, eps)
+            qkv, weight = split.flatten(1), None
         kv_heads = 0 if queries_only else keys.shape[1]
         return store(qkv, heads, kv_heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
 

@@ -2,29 +2,14 @@
 
 from dataclasses import replace
 
-from penstock.families.decoders.hybrids.shared import mamba_spec, parameters_of_kinds
+from penstock.families.decoders.hybrids.shared import BACKBONE, MAMBA_FIELDS, mamba_spec, parameters_of_kinds
 from penstock.families.hf_config import HFConfig
 from penstock.families.kinds.states import mamba_parameters
-from penstock.families.llama_like import NAMES, decoder_spec, num_layers
+from penstock.families.llama_like import decoder_spec, num_layers
 from penstock.families.spec import LayerSpec, ModelSpec
 
-_NAMES = replace(
-    NAMES,
-    embedding="backbone.embeddings",
-    layers="backbone.layers.",
-    norm="backbone.norm_f",
-    norms={"attention_norm": "norm"},
-    attention="mixer.",
-)
-_FIELDS = {
-    "mamba_n_heads": "num_heads",
-    "mamba_n_groups": "n_groups",
-    "mamba_d_state": "state_size",
-    "mamba_d_conv": "conv_kernel",
-    "mamba_expand": "expand",
-    "mamba_conv_bias": "use_conv_bias",
-    "mamba_proj_bias": "use_bias",
-}
+_NAMES = replace(BACKBONE, norms={"attention_norm": "norm"}, attention="mixer.")
+_FIELDS = {**MAMBA_FIELDS, "mamba_n_heads": "num_heads", "mamba_d_state": "state_size", "mamba_expand": "expand"}
 
 
 def mamba2(config: HFConfig) -> ModelSpec:

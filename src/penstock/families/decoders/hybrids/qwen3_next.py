@@ -55,10 +55,15 @@ def _spec(
     made = parameters_of_kinds(
         "linear_attn", partial(delta_net_parameters, by_key_head=by_key_head, divided=config.flag("gguf"))
     )
-    tensors: dict[str, Any] = {"names": names, "experts": ExpertNames(), "attention_parameters": made}
-    spec = decoder_spec(config, family, layers, norm_offset=1.0, **tensors)
-    return replace(
-        spec, ignored_tensors=(*spec.ignored_tensors, "mtp.*", *after_last(config, names.layers, len(layers)))
+    return decoder_spec(
+        config,
+        family,
+        layers,
+        norm_offset=1.0,
+        names=names,
+        experts=ExpertNames(),
+        attention_parameters=made,
+        unused=("mtp.*", *after_last(config, names.layers, len(layers))),
     )
 
 

@@ -7,9 +7,17 @@ from typing import Any
 from penstock.families.hf_config import HFConfig
 from penstock.families.kinds.attention import GroupedQuerySpec
 from penstock.families.kinds.states import RecurrentSpec
-from penstock.families.llama_like import AttentionParameters, grouped_query_parameters
+from penstock.families.llama_like import NAMES, AttentionParameters, grouped_query_parameters
 from penstock.families.spec import LayerSpec, Parameter
 
+# Names of tensors and fields that Mamba 2's checkpoints and Nemotron-H's share.
+BACKBONE = replace(NAMES, embedding="backbone.embeddings", layers="backbone.layers.", norm="backbone.norm_f")
+MAMBA_FIELDS = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_proj_bias": "use_bias",
+}
 _UNBOUNDED = (float("inf"), "Infinity", {"__float__": "Infinity"})  # as JSON has it
 
 

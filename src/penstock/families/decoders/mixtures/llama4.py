@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.config.facts import QueryTemperature
 from penstock.families.experts import ExpertNames, moe_spec
-from penstock.families.hf_config import HFConfig
+from penstock.families.hf_config import HFConfig, layer_windows
 from penstock.families.llama_like import NAMES, decoder_spec, layer_spec, num_layers, with_attention
 from penstock.families.rope_config import NO_ROPE, rope
 from penstock.families.spec import ModelSpec
@@ -69,15 +69,8 @@ def llama4(config: HFConfig, prefix: str = "") -> ModelSpec:
 
 def _windows(config: HFConfig, ropes: Sequence[int]) -> list[Window]:
     """Layers with rope see the tokens of their chunk, unless `layer_types` says otherwise."""
-    names = {"full_attention": False, "chunked_attention": True}
-    types = config.texts("layer_types")
-    if types is not None and len(types) != len(ropes):
-        raise config.unsupported("layer_types", f"with {len(types)} entries", f"one for each of {len(ropes)} layers")
-    for kind in types or ():
-        if kind not in names:
-            raise config.unsupported("layer_types", kind, ", ".join(names))
-    chunked = map(bool, ropes) if types is None else (names[kind] for kind in types)
     if config.is_null("attention_chunk_size"):
         return [Window()] * len(ropes)
-    chunk = Window(config.integer("attention_chunk_size", 8192), chunked=True)
-    return [chunk if each else Window() for each in chunked]
+    size, by_default = config.integer("attention_chunk_size", 8192), [bool(turned) for turned in ropes]
+    sizes = layer_windows(config, len(ropes), size, by_default, kind="chunked_attention")
+    return [Window(each, chunked=each > 0) for each in sizes]

@@ -182,7 +182,7 @@ struct RotationOp {
 };
 
 // Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages. With `whole`
-// all query heads are normed together, and all key heads.
+// all query heads are normed together, and all key heads; with `centered` the norm of each head is LayerNorm.
 //
 // A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is how
 // many elements 4 bytes hold: these are the lines that products read. In i8 pages, block_size floats follow for each
@@ -202,6 +202,7 @@ struct CacheOp {
   int64_t rotation_stride, query_rotation;  // of the rows of rotations, and where in a row those of queries are
   float eps, offset;
   int32_t whole;
+  int32_t centered;
   int32_t norm_values;
   Dtype dtype;
   Dtype page_dtype;

@@ -205,7 +205,12 @@ inline void rotate(const T* head, const T* weight, const float* rotation, const 
                    float* scratch) {
   if (weight != nullptr) {
     T* normed = reinterpret_cast<T*>(scratch);
-    apply_norm(head, weight, normed, op.head_dim, op.whole ? together : norm_scale(head, op.head_dim, op.eps), op.offset);
+    const int64_t dim = op.head_dim;
+    if (op.centered) {
+      normalize_centered<false>(head, weight, static_cast<const T*>(nullptr), normed, dim, op.eps, op.offset);
+    } else {
+      apply_norm(head, weight, normed, dim, op.whole ? together : norm_scale(head, dim, op.eps), op.offset);
+    }
     head = normed;
   }
   turn(head, op.head_dim, rotation, out);
