@@ -101,7 +101,7 @@ CLIENTS = (
     *(Client("litellm", version, "with_litellm.py", _LITELLM) for version in ("1.110.2", "1.80.17")),
     *(Client("instructor", version, "with_instructor.py", _INSTRUCTOR) for version in ("1.17.0", "0.6.8")),
     *(Client("tritonclient", version, "triton_http.py", _TRITON, _GRPC) for version in ("2.73.0", "2.50.0")),
-    Client("tritonclient", "2.73.0", "test_grpc.py", _TRITON_GRPC, _GRPC),
+    *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
 )
