@@ -1,95 +1,107 @@
-"""The clients that run unmodified against a server, each in an environment of its own, and the table of them in
-docs/clients.md.
+"""The clients that run unmodified against a server, each in an environment of its own.
 
-python -m tests.clients.matrix FOLDER          makes the environments
-TEST_CLIENTS=FOLDER pytest tests/clients/test_matrix.py
+`python -m tests.clients` makes the environments, runs the clients and writes docs/tested-clients.md.
+test_matrix.py runs the programs as tests.
 """
 
+import os
 import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import NamedTuple
 
 PROGRAMS = Path(__file__).parent / "programs"
+ENVIRONMENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere")).absolute()
 
 
 class Client(NamedTuple):
-    """A version of a client, and the program that runs with it."""
+    """A version of a client, and the program or the tests that run with it."""
 
     package: str  # a name in PyPI, or in npm for a program of Node
     version: str
-    script: str
-    what: str  # that the program does, in a few words
+    script: str  # one of programs/, or a module of tests here
+    what: str  # that runs, in a few words
     also: tuple[str, ...] = ()  # further packages of its environment
 
     @property
-    def folder(self) -> str:
-        return f"{self.package.replace('/', '-').strip('@')}-{self.version}"
+    def name(self) -> str:
+        return f"{self.package}-{self.version}"
 
     @property
     def node(self) -> bool:
         return self.script.endswith(".mjs")
 
-    def command(self, clients: Path) -> list[str]:
-        """What runs the program, without its arguments."""
-        script = str(PROGRAMS / self.script)
-        return ["node", script] if self.node else [str(clients / self.folder / "bin" / "python"), script]
+    @property
+    def tests(self) -> str:
+        """The module of the tests that run with it."""
+        return self.script if self.script.startswith("test_") else "test_matrix.py"
 
-    def install(self, clients: Path) -> None:
-        """Makes the environment. Raises CalledProcessError."""
-        folder = clients / self.folder
-        packages = [f"{self.package}{'@' if self.node else '=='}{self.version}", *self.also]
+    def runtime(self, environments: Path = ENVIRONMENTS) -> Path:
+        """The interpreter of its environment."""
+        return environments / self.name / ("node_modules/node/bin/node" if self.node else "bin/python")
+
+    def is_installed(self, environments: Path = ENVIRONMENTS) -> bool:
+        return (environments / self.name / "complete").exists()
+
+    def install(self, environments: Path) -> None:
+        """Makes the environment unless it exists. Raises CalledProcessError."""
+        if self.is_installed(environments):
+            return
+        folder = environments / self.name
         folder.mkdir(parents=True, exist_ok=True)
         if self.node:
+            packages = [f"node@{NODE}", f"{self.package}@{self.version}", *self.also]
             subprocess.run(["npm", "install", "--silent", *packages], cwd=folder, check=True)
         else:
             venv.create(folder, with_pip=True)
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            subprocess.run([*pip, *packages], check=True)
+            pip = [str(self.runtime(environments)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            subprocess.run([*pip, f"{self.package}=={self.version}", *self.also], check=True)
+        (folder / "complete").touch()
 
 
-_OPENAI = "async and sync: chat, completions, streams, tools, `parse`, responses, files, batches, models, errors"
+NODE = "24.21.0"  # the newest packages need 22; a machine's own may be older
+_OPENAI = (
+    "async and sync: chat, completions, streams, tools, `parse`, responses, embeddings, files, batches, models, errors"
+)
 _ANTHROPIC = "sync and async: messages, streams, tools, `count_tokens`, models, errors"
-_OLLAMA = "sync and async: generate, chat, streams, tools, `format`, `list`, `show`, `ps`, errors"
-_NODE = "chat, streams, tools, responses, files, batches, errors"
+_OLLAMA = "sync and async: generate, chat, embed, streams, tools, `format`, `list`, `show`, `ps`, errors"
+_NODE = "Node: chat, completions, streams, tools, `parse`, responses, embeddings, files, batches, errors"
 _HUGGING_FACE = "sync and async: `text_generation` with details and streams, chats without a model, errors"
-_LANGCHAIN = "`invoke`, `stream`, `bind_tools`, `with_structured_output`"
+_LANGCHAIN = (
+    "with `-anthropic` and `-ollama`: `invoke`, `stream`, `bind_tools`, `with_structured_output`, responses, embeddings"
+)
+_LITELLM = "`openai/`, `anthropic/`, `ollama/` and `ollama_chat/`: sync and async, streams, tools, schemas, embeddings"
 _INSTRUCTOR = "modes for tools and JSON, partial answers"
-_AI_SDK = ("@ai-sdk/openai-compatible@2.0.91", "zod")
+_TRITON = "HTTP: health, metadata, statistics, `infer`"
+_TRITON_GRPC = "gRPC: health, metadata, `infer`, streams, cancellation, deadlines, keys, a stop"
+_COHERE = "`rerank` of both of its clients, errors"
+_AI_SDK = "Node: `generateText`, `streamText`, tools, steps, `Output.object`, `embedMany`; also Anthropic's API"
+_LM_EVAL = "`local-completions`: log-likelihoods to 1e-4 of those of transformers, greedy flags"
+
 _OTHERS_0 = ("langchain-anthropic==0.3.22", "langchain-ollama==0.3.10")
-_OTHERS_1 = ("langchain-anthropic==1.7.7", "langchain-ollama==1.1.0")
+_OTHERS_1 = ("langchain-anthropic==1.7.10", "langchain-ollama==1.1.0")
+_GRPC = ("tritonclient[http,grpc]", "grpcio-health-checking")
+_PROVIDERS_6 = ("@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod")
+_PROVIDERS_7 = ("@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod")
+_LM_EVAL_NEEDS = ("lm_eval[api]", "transformers", "torch==2.13.0")  # a newer torch would bring CUDA
 
 CLIENTS = (
-    *(Client("openai", version, "with_openai.py", _OPENAI) for version in ("3.54.0", "2.54.0", "1.109.1")),
-    *(Client("openai", version, "openai_node.mjs", f"Node: {_NODE}") for version in ("7.57.0", "6.49.0")),
-    *(Client("anthropic", version, "with_anthropic.py", _ANTHROPIC) for version in ("2.12.0", "1.17.0", "0.125.0")),
+    *(Client("openai", version, "with_openai.py", _OPENAI) for version in ("3.57.0", "2.54.0", "1.109.1")),
+    *(Client("openai", version, "openai_node.mjs", _NODE, ("zod",)) for version in ("7.57.0", "6.49.0")),
+    Client("ai", "7.0.173", "ai_sdk.mjs", _AI_SDK, _PROVIDERS_7),
+    Client("ai", "6.0.326", "ai_sdk.mjs", _AI_SDK, _PROVIDERS_6),
+    *(Client("anthropic", version, "with_anthropic.py", _ANTHROPIC) for version in ("2.14.0", "1.17.0", "0.125.0")),
     *(Client("ollama", version, "with_ollama.py", _OLLAMA) for version in ("0.6.3", "0.3.3")),
     *(
         Client("huggingface_hub", version, "with_huggingface.py", _HUGGING_FACE, also)
         for version, also in (("2.4.0", ()), ("1.33.0", ()), ("0.36.2", ("aiohttp",)))
     ),
-    Client("langchain-openai", "1.7.3", "with_langchain.py", _LANGCHAIN, _OTHERS_1),
+    Client("langchain-openai", "1.7.4", "with_langchain.py", _LANGCHAIN, _OTHERS_1),
     Client("langchain-openai", "0.3.35", "with_langchain.py", _LANGCHAIN, _OTHERS_0),
+    *(Client("litellm", version, "with_litellm.py", _LITELLM) for version in ("1.110.2", "1.80.17")),
     *(Client("instructor", version, "with_instructor.py", _INSTRUCTOR) for version in ("1.17.0", "0.6.8")),
-    Client("litellm", "1.106.2", "with_litellm.py", "with `openai/`, `anthropic/` and `ollama_chat/`: streams, tools"),
-    Client(
-        "tritonclient",
-        "2.73.0",
-        "triton_http.py",
-        "HTTP: health, metadata, statistics, `infer`",
-        ("tritonclient[all]", "grpcio-health-checking"),
-    ),
-    Client("ai", "6.0.326", "ai_sdk.mjs", "Node: `generateText`, `streamText`, tools, steps, `Output.object`", _AI_SDK),
+    *(Client("tritonclient", version, "triton_http.py", _TRITON, _GRPC) for version in ("2.73.0", "2.50.0")),
+    *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
+    *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
+    Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
 )
-
-
-def table() -> str:
-    """The rows of docs/clients.md."""
-    rows = [f"| `{client.package}` | {client.version} | {client.what} |" for client in CLIENTS]
-    return "\n".join(["| client | version | what runs |", "|---|---|---|", *rows])
-
-
-if __name__ == "__main__":
-    for client in CLIENTS:
-        client.install(Path(sys.argv[1]))

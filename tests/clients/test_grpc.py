@@ -1,6 +1,6 @@
 """KServe's gRPC service with SmolLM2 and unmodified tritonclient and grpcio-health-checking.
 
-They are in the environment of tritonclient that matrix.py makes.
+They are in the environments of tritonclient that `python -m tests.clients install FOLDER tritonclient` makes.
 """
 
 import signal
@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.matrix import CLIENTS, PROGRAMS
-from tests.clients.test_matrix import FOLDER
+from tests.clients.matrix import CLIENTS, PROGRAMS, Client
 from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, wait_for
 from tests.smollm2 import smollm2
 
 pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
-_TRITON = next(client for client in CLIENTS if client.package == "tritonclient")
-PYTHON = FOLDER / _TRITON.folder / "bin" / "python"
-pytestmark = [
-    pytest.mark.rare,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"TEST_CLIENTS has no {_TRITON.folder}"),
-]
+pytestmark = pytest.mark.rare
 FLAGS = ("--max-num-seqs", "8", "--kv-cache-memory", "256MiB", "--served-model-name", "smollm2")
+
+
+@pytest.fixture(params=[client for client in CLIENTS if client.tests == "test_grpc.py"], ids=lambda client: client.name)
+def triton(request: pytest.FixtureRequest) -> Client:
+    client: Client = request.param
+    if not client.is_installed():
+        pytest.skip(f"TEST_CLIENTS has no {client.name}")
+    return client
 
 
 @pytest.fixture
@@ -37,8 +39,8 @@ def served(port: int, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
         yield server
 
 
-def client(port: int, shows: str) -> subprocess.Popen[str]:
-    command = [str(PYTHON), str(PROGRAMS / "grpc_clients.py"), f"127.0.0.1:{port}", "smollm2", shows]
+def client(triton: Client, port: int, shows: str) -> subprocess.Popen[str]:
+    command = [str(triton.runtime()), str(PROGRAMS / "grpc_clients.py"), f"127.0.0.1:{port}", "smollm2", shows]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -47,8 +49,8 @@ def ends(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output[-6000:]
 
 
-def test_tritonclient(served: Server, port: int) -> None:
-    ends(client(port, "all"))
+def test_tritonclient(triton: Client, served: Server, port: int) -> None:
+    ends(client(triton, port, "all"))
     running = "penstock_num_requests_running"
     wait_for(
         lambda: gauge(served.get("/metrics").text, running) == 0, PATIENCE, "what was cancelled to end in the engine"
@@ -56,12 +58,12 @@ def test_tritonclient(served: Server, port: int) -> None:
 
 
 @pytest.mark.parametrize("served", [("--api-key", "secret")], indirect=True)
-def test_keys(served: Server, port: int) -> None:
-    ends(client(port, "key"))
+def test_keys(triton: Client, served: Server, port: int) -> None:
+    ends(client(triton, port, "key"))
 
 
-def test_a_stop(served: Server, port: int) -> None:
-    process = client(port, "drain")
+def test_a_stop(triton: Client, served: Server, port: int) -> None:
+    process = client(triton, port, "drain")
     assert process.stdout is not None and process.stdout.readline() == "stop\n"
     served.process.send_signal(signal.SIGTERM)
     ends(process)

@@ -1,7 +1,7 @@
 """lm-eval gets transformers' log-likelihoods from a server.
 
-python -m venv CLIENTS/lm-eval && CLIENTS/lm-eval/bin/pip install "lm_eval[api]" transformers
-TEST_CLIENTS=CLIENTS pytest -m "" tests/clients/test_lm_eval.py
+python -m tests.clients install FOLDER lm_eval
+TEST_CLIENTS=FOLDER pytest -m "" tests/clients/test_lm_eval.py
 """
 
 import json
@@ -15,17 +15,23 @@ import pytest
 import torch
 import transformers
 
+from tests.clients.matrix import CLIENTS, Client
 from tests.e2e.server import serving
 from tests.invariance.test_gguf_tokens import write_dense
 from tests.smollm2 import smollm2
 
 HERE = Path(__file__).parent
-LM_EVAL = Path(os.environ.get("TEST_CLIENTS", "/nowhere"), "lm-eval", "bin", "lm_eval")
 TASK = HERE / "lm_eval_task.yaml"
-pytestmark = [
-    pytest.mark.rare,
-    pytest.mark.skipif(not LM_EVAL.exists(), reason="TEST_CLIENTS has no lm-eval/ with lm_eval[api] and transformers"),
-]
+pytestmark = pytest.mark.rare
+
+
+@pytest.fixture(params=[client for client in CLIENTS if client.package == "lm_eval"], ids=lambda client: client.name)
+def lm_eval(request: pytest.FixtureRequest) -> Path:
+    """The program."""
+    client: Client = request.param
+    if not client.is_installed():
+        pytest.skip(f"TEST_CLIENTS has no {client.name}")
+    return client.runtime().with_name("lm_eval")
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +52,11 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("tokenizer", ["remote", "huggingface"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_log_likelihoods_and_greedy_flags(tokenizer: str, batch: int, model: Path, url: str, tmp_path: Path) -> None:
+def test_log_likelihoods_and_greedy_flags(
+    lm_eval: Path, tokenizer: str, batch: int, model: Path, url: str, tmp_path: Path
+) -> None:
     """`remote` takes the server's /tokenize and /tokenizer_info, as lm-eval does by default where there are any."""
-    samples = evaluate(url, tmp_path, batch, f"tokenizer_backend={tokenizer},tokenizer={model}")
+    samples = evaluate(lm_eval, url, tmp_path, batch, f"tokenizer_backend={tokenizer},tokenizer={model}")
     tokens = transformers.AutoTokenizer.from_pretrained(model)
     reference = transformers.LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     compared = 0
@@ -67,11 +75,11 @@ def test_log_likelihoods_and_greedy_flags(tokenizer: str, batch: int, model: Pat
     assert {greedy for sample in samples for _, greedy in answers(sample)} == {True, False}
 
 
-def evaluate(url: str, folder: Path, batch: int, arguments: str) -> list[dict[str, Any]]:
+def evaluate(lm_eval: Path, url: str, folder: Path, batch: int, arguments: str) -> list[dict[str, Any]]:
     """The samples that lm-eval logs for our task."""
     model = f"model=smollm2,base_url={url}/v1/completions,tokenized_requests=True,{arguments}"
     command = [
-        *(LM_EVAL, "--model", "local-completions", "--model_args", model, "--tasks", TASK),
+        *(lm_eval, "--model", "local-completions", "--model_args", model, "--tasks", TASK),
         *("--batch_size", batch, "--output_path", folder, "--log_samples"),
     ]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder)}

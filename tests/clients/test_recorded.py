@@ -10,7 +10,7 @@ import huggingface_hub.inference._common as huggingface
 import openai._streaming
 import pytest
 
-from tests.clients.recording import FOLDER, STREAMS, stream
+from tests.clients.recording import FOLDER, STREAMS, opened, stream, texts
 from tests.e2e.server import Server
 
 Read = Callable[[Iterator[bytes]], list[Any]]
@@ -24,10 +24,20 @@ def lines(chunks: Iterator[bytes]) -> list[str]:
     return list(httpx.Response(200, content=chunks).iter_lines())
 
 
+def messages(chunks: Iterator[bytes]) -> list[str]:
+    client, found = opened(), []
+    for chunk in chunks:
+        client.receive_data(chunk)
+        found += texts(client)
+    return found
+
+
 READERS: dict[str, Read] = {
     "anthropic": sse(anthropic._streaming.SSEDecoder),
     "ollama": lambda chunks: [json.loads(line) for line in lines(chunks)],  # as ollama.Client does
     "openai": sse(openai._streaming.SSEDecoder),
+    "completions": sse(openai._streaming.SSEDecoder),
+    "websocket": messages,
     "responses": sse(openai._streaming.SSEDecoder),
     "tgi": lambda chunks: list(huggingface._stream_text_generation_response(lines(chunks), True)),
     "kserve": sse(openai._streaming.SSEDecoder),
@@ -55,8 +65,11 @@ def shapes(wire: str, data: bytes) -> set[str]:
             }
         return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
 
-    texts = [line.removeprefix("data: ") for line in data.decode().splitlines() if not line.startswith("event: ")]
-    return {json.dumps(shape(json.loads(text))) for text in texts if text not in ("", "[DONE]")}
+    if wire == "websocket":
+        found = messages(iter([data]))
+    else:
+        found = [line.removeprefix("data: ") for line in data.decode().splitlines() if not line.startswith("event: ")]
+    return {json.dumps(shape(json.loads(text))) for text in found if text not in ("", "[DONE]")}
 
 
 @pytest.mark.parametrize("wire", STREAMS)

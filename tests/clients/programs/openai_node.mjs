@@ -1,14 +1,13 @@
-// OpenAI's package for Node, whatever its version: chat, responses, tools, files and batches. Run by test_matrix.py in a
-// folder that has it installed; its arguments are the server's URL and the model.
+// OpenAI's package for Node, whatever its version: chat, completions, responses, embeddings, tools, files and batches.
+// Run by test_matrix.py in a folder that has it installed.
 import assert from "node:assert";
-import { createRequire } from "node:module";
-import { pathToFileURL } from "node:url";
+import { assertEmbeddings, chatModel as model, embedder, embedderServer, load, server, texts } from "./arguments.mjs";
 
-const from = createRequire(`${process.cwd()}/`);
-const { default: OpenAI, toFile } = await import(pathToFileURL(from.resolve("openai")));
+const { default: OpenAI, toFile } = await load("openai");
+const { zodResponseFormat, zodTextFormat } = await load("openai/helpers/zod");
+const { z } = await load("zod");
 
-const [url, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "unused", maxRetries: 0 });
+const client = new OpenAI({ baseURL: `${server}/v1`, apiKey: "unused", maxRetries: 0 });
 const messages = [{ role: "user", content: "What is the weather in Paris?" }];
 const greedy = { model, temperature: 0 };
 const parameters = {
@@ -30,6 +29,15 @@ assert.equal((await runner.finalChatCompletion()).choices[0].message.content, te
 const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
 const called = await client.chat.completions.create({ ...greedy, messages, max_tokens: 60, tools, tool_choice: "required" });
 assert.ok(JSON.parse(called.choices[0].message.tool_calls[0].function.arguments).city);
+const City = z.object({ city: z.enum(["Paris", "Rome"]) });
+const parsed = await client.chat.completions.parse({ ...greedy, messages, response_format: zodResponseFormat(City, "city") });
+assert.ok(City.parse(parsed.choices[0].message.parsed));
+let completed = "";
+const prompt = "The capital of France is";
+for await (const chunk of await client.completions.create({ ...greedy, prompt, max_tokens: 8, stream: true })) {
+  completed += chunk.choices[0]?.text ?? "";
+}
+assert.match(completed, /Paris/);
 
 const fields = { ...greedy, input: "Name a river.", max_output_tokens: 20 };
 const first = await client.responses.create(fields);
@@ -50,7 +58,14 @@ const answered = await client.responses.create({
   tool_choice: "required",
 });
 assert.equal(answered.output[0].type, "function_call");
+const inSchema = await client.responses.parse({ ...fields, max_output_tokens: 60, text: { format: zodTextFormat(City, "city") } });
+assert.ok(City.parse(inSchema.output_parsed));
 await client.responses.delete(first.id);
+
+const vectors = new OpenAI({ baseURL: `${embedderServer}/v1`, apiKey: "unused", maxRetries: 0 });
+for (const more of [{}, { encoding_format: "float" }]) {
+  assertEmbeddings((await vectors.embeddings.create({ model: embedder, input: texts, ...more })).data.map((row) => row.embedding));
+}
 
 const lines = [0, 1, 2, 3].map((i) =>
   JSON.stringify({ custom_id: `${i}`, method: "POST", url: "/v1/responses", body: { input: "Hi", max_output_tokens: 5 } }),

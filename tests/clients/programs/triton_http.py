@@ -1,17 +1,14 @@
 """tritonclient over HTTP: health, metadata, statistics and inference.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
-
-import sys
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import numpy
 import tritonclient.http
-
-URL, MODEL = sys.argv[1], sys.argv[2]
+from arguments import MODEL, SERVER
 
 
 def with_triton() -> None:
-    client = tritonclient.http.InferenceServerClient(URL.removeprefix("http://"))
+    client = tritonclient.http.InferenceServerClient(SERVER.removeprefix("http://"))
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(MODEL)
     assert client.get_model_metadata(MODEL)["name"] == MODEL and client.get_server_metadata()["name"] == "penstock"
     assert client.get_model_repository_index()[0]["state"] == "READY"

@@ -1,14 +1,13 @@
 """The `anthropic` package, whatever its version: messages, streams, tools, token counts, models, errors.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import asyncio
-import sys
 from typing import Any
 
 import anthropic
+from arguments import MODEL, SERVER
 
-URL, MODEL = sys.argv[1], sys.argv[2]
 USER: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {
     "type": "object",
@@ -51,5 +50,5 @@ async def with_tools(client: anthropic.AsyncAnthropic) -> None:
     assert (await client.messages.create(**fields, messages=messages)).content
 
 
-sync(anthropic.Anthropic(base_url=URL, api_key="unused", max_retries=0))
-asyncio.run(with_tools(anthropic.AsyncAnthropic(base_url=URL, api_key="unused", max_retries=0)))
+sync(anthropic.Anthropic(base_url=SERVER, api_key="unused", max_retries=0))
+asyncio.run(with_tools(anthropic.AsyncAnthropic(base_url=SERVER, api_key="unused", max_retries=0)))

@@ -1,16 +1,15 @@
 """`huggingface_hub.InferenceClient`, whatever its version: text_generation with details and streams, chats without a
 model's name.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import asyncio
-import sys
 from typing import Any
 
+from arguments import MODEL, SERVER
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
 
-URL, MODEL = sys.argv[1], sys.argv[2]
 PROMPT = "The capital of France is"
 
 
@@ -40,7 +39,7 @@ def chats(client: InferenceClient) -> None:
     assert answer.model == MODEL and answer.choices[0].message.content
     stream = client.chat_completion(**fields, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer.choices[0].message.content
-    named = InferenceClient(base_url=URL).chat.completions.create(**fields)
+    named = InferenceClient(base_url=SERVER).chat.completions.create(**fields)
     assert named.choices[0].message.content == answer.choices[0].message.content
 
 
@@ -49,6 +48,6 @@ async def asynchronous(client: AsyncInferenceClient) -> None:
     assert "".join([part async for part in stream])
 
 
-sync(InferenceClient(model=URL))
-chats(InferenceClient(model=URL))
-asyncio.run(asynchronous(AsyncInferenceClient(model=URL)))
+sync(InferenceClient(model=SERVER))
+chats(InferenceClient(model=SERVER))
+asyncio.run(asynchronous(AsyncInferenceClient(model=SERVER)))

@@ -1,14 +1,12 @@
 """instructor, whatever its version: its modes for tools and JSON, and partial answers.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
-
-import sys
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import instructor
 import openai
+from arguments import MODEL, SERVER
 from pydantic import BaseModel, Field
 
-URL, MODEL = sys.argv[1], sys.argv[2]
 PATCH = getattr(instructor, "from_openai", None) or instructor.patch  # as version 0 has it
 
 
@@ -21,7 +19,7 @@ class Person(BaseModel):
 
 def new_client() -> openai.OpenAI:
     """A client of its own for each mode: version 0 changes it."""
-    return openai.OpenAI(base_url=URL + "/v1", api_key="unused", max_retries=0)
+    return openai.OpenAI(base_url=SERVER + "/v1", api_key="unused", max_retries=0)
 
 
 def with_instructor() -> None:

@@ -1,15 +1,14 @@
-"""The `ollama` package, whatever its version: generate, chat, streams, tools, formats and the list of models.
+"""The `ollama` package, whatever its version: generate, chat, embed, streams, tools, formats and the list of models.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import asyncio
 import json
-import sys
 from typing import Any
 
 import ollama
+from arguments import EMBEDDER, EMBEDDER_SERVER, EMBEDDINGS, MODEL, SERVER, TEXTS, far
 
-URL, MODEL = sys.argv[1], sys.argv[2]
 USER: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 OPTIONS: Any = {"num_predict": 20, "temperature": 0}
 TOOL: Any = {
@@ -42,10 +41,16 @@ def sync(client: ollama.Client) -> None:
     assert raised
 
 
+def embeddings(client: ollama.Client) -> None:
+    assert far(client.embed(EMBEDDER, TEXTS)["embeddings"], EMBEDDINGS) < 1e-4
+    assert far([client.embeddings(EMBEDDER, TEXTS[0])["embedding"]], EMBEDDINGS[:1]) < 1e-4
+
+
 async def asynchronous(client: ollama.AsyncClient) -> None:
     parts = [part async for part in await client.generate(MODEL, "Once", options=OPTIONS, stream=True)]
     assert parts[-1]["done"] and "".join(part["response"] for part in parts)
 
 
-sync(ollama.Client(host=URL))
-asyncio.run(asynchronous(ollama.AsyncClient(host=URL)))
+sync(ollama.Client(host=SERVER))
+embeddings(ollama.Client(host=EMBEDDER_SERVER))
+asyncio.run(asynchronous(ollama.AsyncClient(host=SERVER)))

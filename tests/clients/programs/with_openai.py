@@ -1,17 +1,18 @@
-"""The `openai` package, whatever its version: sync and async, streams, tools, parse, responses, files and batches.
+"""The `openai` package, whatever its version: sync and async, streams, tools, parse, responses, embeddings, files and
+batches.
 
-Run by test_matrix.py in an environment of its own; its arguments are the server's URL and the model."""
+Run by test_matrix.py in an environment of its own; its arguments are in arguments.py."""
 
 import asyncio
 import json
-import sys
 import time
 from typing import Any
 
 import openai
+from arguments import EMBEDDER, EMBEDDER_SERVER, EMBEDDINGS, MODEL, SERVER, TEXTS, far
 from pydantic import BaseModel
 
-URL, MODEL = sys.argv[1] + "/v1", sys.argv[2]
+URL = SERVER + "/v1"
 USER: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {
     "type": "object",
@@ -106,14 +107,48 @@ async def files_and_batches(client: openai.AsyncOpenAI) -> None:
         assert (await client.files.delete(file_id)).deleted
 
 
+async def embeddings(client: openai.AsyncOpenAI) -> None:
+    for encoding in ({}, {"encoding_format": "float"}):  # without, the client asks for base64 and decodes it
+        answer = await client.embeddings.create(model=EMBEDDER, input=TEXTS, **encoding)
+        assert far([each.embedding for each in answer.data], EMBEDDINGS) < 1e-4
+        assert [each.index for each in answer.data] == list(range(len(TEXTS))) and answer.usage.prompt_tokens > 9
+
+
+def sync(client: openai.OpenAI) -> None:
+    chat: dict[str, Any] = {**GREEDY, "messages": USER, "max_tokens": 60}
+    stream = client.chat.completions.create(**chat, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == client.chat.completions.create(**chat).choices[0].message.content != ""
+    called = client.chat.completions.create(**chat, tools=[TOOL], tool_choice="required")
+    assert "city" in json.loads(called.choices[0].message.tool_calls[0].function.arguments)
+    parsing = getattr(client.chat.completions, "parse", None) or client.beta.chat.completions.parse
+    assert isinstance(parsing(**chat, response_format=City).choices[0].message.parsed, City)
+    pieces = client.completions.create(**GREEDY, prompt="The capital of France is", max_tokens=8, stream=True)
+    assert "Paris" in "".join(piece.choices[0].text for piece in pieces)
+
+    fields: dict[str, Any] = {**GREEDY, "input": "Name a river.", "max_output_tokens": 60}
+    whole = client.responses.create(**fields)
+    events = list(client.responses.create(**fields, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text != ""
+    assert isinstance(client.responses.parse(**fields, text_format=City).output_parsed, City)
+
+    file = client.files.create(file=("in.jsonl", b'{"custom_id": "0"}'), purpose="batch")
+    assert client.files.content(file.id).read() == b'{"custom_id": "0"}'
+    assert file.id in [found.id for found in client.files.list()]
+    # A line without a body fails; that one request fails is no failure of the batch.
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    assert client.batches.retrieve(batch.id).endpoint == "/v1/completions"
+    assert client.files.delete(file.id).deleted
+
+
 async def main() -> None:
     async with openai.AsyncOpenAI(base_url=URL, api_key="unused", max_retries=0) as client:
         for part in (chats, tools_and_schemas, responses, files_and_batches):
             await part(client)
-    sync = openai.OpenAI(base_url=URL, api_key="unused", max_retries=0)
-    stream = sync.chat.completions.create(**GREEDY, messages=USER, max_tokens=5, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert sync.responses.create(**GREEDY, input="Hello", max_output_tokens=5).output_text
+    async with openai.AsyncOpenAI(base_url=f"{EMBEDDER_SERVER}/v1", api_key="unused", max_retries=0) as client:
+        await embeddings(client)
+    sync(openai.OpenAI(base_url=URL, api_key="unused", max_retries=0))
 
 
 asyncio.run(main())
