@@ -15,6 +15,7 @@ from penstock.kernels.native.structs import LinearOp
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import GenerateRequest, NewSequence, SamplingParams, StepPlan, Work
 from tests.models.serving import Server, make_runner
+from tests.weights.gguf_values import write_model
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
@@ -59,6 +60,28 @@ def test_the_last_layer_is_finished_only_for_tokens_that_are_sampled_after(
         assert products["head"] == finished
         cells = [each.op.rows for each in timed if isinstance(each.op, LinearOp)]
         assert len(set(cells)) == 1 + finished and cells.count(cells[-1]) == (4 if finished else len(cells))
+
+
+def test_a_product_of_several_formats_is_several_ops_of_one_label(tmp_path: Path) -> None:
+    """q and k have one type, v another: these are two ops a layer. A recorded step is an eager one."""
+    path = write_model(tmp_path, "qwen3", {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K"})
+    runner = make_runner(path, packed=True)
+    sampling = SamplingParams(seed=0, max_tokens=4, temperature=0.0)
+    prompt = NewSequence(1, tuple(range(7, 37)), 30, 0, (tuple(range(1, 9)),), sampling, 0)
+    with runner.profile() as timed:
+        runner.execute(StepPlan(1, (Work(1, 30, True),), (prompt,)))
+    products = Counter(each.label for each in timed if isinstance(each.op, LinearOp))
+    assert products == {"qkv": 4, "output": 2, "gate_up": 2, "down": 2, "head": 1}
+    sampling = SamplingParams(seed=0, max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=5)
+    requests = [
+        GenerateRequest(request_id=str(n), prompt_ids=tuple(range(7, 7 + n)), sampling=sampling) for n in (1, 30)
+    ]
+    eager = make_runner(path, packed=True, recorded=False)
+    runs = [
+        [(delta.request_id, delta.token_ids, delta.logprobs) for delta in Server(each, budget=40).run(requests)]
+        for each in (make_runner(path, packed=True), eager)
+    ]
+    assert runs[0] == runs[1]
 
 
 def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from penstock.families import spec_from_config
 from penstock.families.spec import Parameter
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from tests.checkpoints import write_tokenizer
 from tests.families.divisible import CONFIGS
 from tests.gguf_models import write_gguf
@@ -110,8 +110,10 @@ class Values:
         return rows
 
 
-def values_of(weight: PackedWeight | torch.Tensor) -> Floats:
+def values_of(weight: PackedWeight | SectionedWeight | torch.Tensor) -> Floats:
     """The values of a parameter that is fp32, or packed as fp32 or as codes."""
+    if isinstance(weight, SectionedWeight):
+        return np.concatenate([values_of(section) for section in weight.sections])
     if isinstance(weight, torch.Tensor):
         assert weight.dtype == torch.float32
         return weight.numpy()

@@ -1,6 +1,8 @@
 """Parameters of GGUF files have the values that the gguf package decodes, in Hugging Face's order of rows."""
 
 import logging
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from penstock.families import ModelSpec, load_spec, shard
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.shard import CannotSplit, possible_splits
 from penstock.kernels import Needs, detect_platform, select_packing
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
 from tests.smollm2 import smollm2
@@ -110,7 +112,8 @@ def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed:
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_codes_stay_codes(model: Path, dtype: torch.dtype) -> None:
-    """A matrix whose tensors all have codes is as large as they need; one with floats has the format of floats."""
+    """Tensors have formats of their own, but for gated halves and experts: these are as large as all of them need, or
+    floats if one has floats."""
     spec, types, name = load_spec(model), Values(model), str(dtype).removeprefix("torch.")
     packing = select_packing(detect_platform(), Needs(dtype))
     coded = 0
@@ -118,15 +121,20 @@ def test_codes_stay_codes(model: Path, dtype: torch.dtype) -> None:
         parameter = next(each for each in spec.parameters if each.name == parameter_name)
         if parameter.kind == "vector":
             continue
-        stored = types.types(parameter)
-        assert isinstance(weight, PackedWeight)
-        if parameter.kind == "router" or stored & {"F32", "F16", "BF16"}:
-            assert weight.format == cpu_format(parameter.kind, (), name, "none", 32, detect_platform().isa)
-        else:
-            assert weight.format == format_of(sorted(stored))
-            coded += 1
-        shape = (weight.n, weight.k)
-        assert weight.nbytes == weight.count * packed_bytes(*shape, weight.format, gated=weight.gated)
+        assert isinstance(weight, PackedWeight | SectionedWeight)
+        together = parameter.kind != "matrix" or parameter.experts > 1
+        each = [types.types(replace(parameter, sources=(source,))) for source in parameter.sources]
+        wants = []
+        for stored in [types.types(parameter)] if together else each:
+            if parameter.kind == "router" or stored & {"F32", "F16", "BF16"}:
+                wants.append(cpu_format(parameter.kind, (), name, "none", 32, detect_platform().isa))
+            else:
+                wants.append(format_of(sorted(stored)))
+                coded += 1
+        assert [section.format for section in weight.sections] == [fmt for fmt, _ in groupby(wants)]
+        for section in weight.sections:
+            size = packed_bytes(section.n, section.k, section.format, gated=section.gated)
+            assert section.nbytes == section.count * size
     assert coded >= 2
 
 

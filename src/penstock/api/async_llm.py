@@ -90,7 +90,8 @@ class AsyncLLM:
     @property
     def default_sampling_params(self) -> SamplingParams:
         """The values that the model recommends. They apply to what a request leaves out."""
-        return SamplingParams(**self._model.defaults)
+        defaults: Mapping[str, Any] = self._model.defaults
+        return SamplingParams(**defaults)
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None

@@ -249,17 +249,18 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
         (
-            *(p.shape, p.kind, p.experts, p.stored, p.sensitive),
+            *(rows // p.experts, p.shape[1:], p.kind, p.experts, stored, p.sensitive),
             *(".experts." in p.name, p.name.replace(".weight", ".bias") in names),
         )
         for p in spec.parameters
         if p.kind != "vector"
+        for rows, stored in p.sections
     )
     mixture = _mixture(spec)
     return tuple(
         MatrixFacts(
-            rows=shape[0] // experts,
-            columns=prod(shape[1:]),
+            rows=rows,
+            columns=prod(columns),
             count=count,
             bias=bias,
             gated=kind == "gated",
@@ -270,7 +271,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             stored=stored if any(stored) else (),
             sensitive=sensitive,
         )
-        for (shape, kind, experts, stored, sensitive, routed, bias), count in counts.items()
+        for (rows, columns, kind, experts, stored, sensitive, routed, bias), count in counts.items()
     )
 
 

@@ -3,9 +3,11 @@ from this alone.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from penstock.config.facts import PageShape, PoolingFacts
+from penstock.config.weights import GGUF_FORMATS
 from penstock.families.kinds.attention import AttentionSpec
 from penstock.messages import Window
 
@@ -205,6 +207,16 @@ class Parameter:
     def stored(self) -> tuple[str, ...]:
         """The types of the tensors that it is made of, each once: see TensorSource.stored."""
         return tuple(sorted({source.stored for source in self.sources}))
+
+    @property
+    def sections(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """The rows that a CPU holds in a format of their own, as (rows, types): neighbours of one format. Gated halves
+        interleave, and each expert is found by its size, so these have one format for all rows."""
+        if self.kind != "matrix" or self.experts > 1:
+            return ((self.shape[0], self.stored),)
+        groups = groupby(self.sources, key=lambda source: GGUF_FORMATS.get(source.stored))
+        alike = (tuple(group) for _, group in groups)
+        return tuple((sum(s.rows for s in group), tuple(sorted({s.stored for s in group}))) for group in alike)
 
     @property
     def size(self) -> int:

@@ -23,6 +23,7 @@ from penstock.kernels.triton.weights import (
 )
 
 Kind = Literal["matrix", "gated", "vocabulary", "router", "table"]
+Sections = Sequence[tuple[int, Sequence[str]]]
 
 
 class Packer(Protocol):
@@ -46,12 +47,13 @@ class Packing(Protocol):
         shape: tuple[int, ...],
         kind: Kind,
         experts: int = 1,
-        stored: Sequence[str] = (),
+        sections: Sections = (),
         *,
         sensitive: bool = False,
     ) -> Packer:
         """A packer for a weight of a shape and kind (see families.Parameter.kind), of `experts` stacked below each
-        other. `stored` and `sensitive`: see config.weights.cpu_format."""
+        other. `sections` are those of families.Parameter; (): one, of floats. `sensitive`: see
+        config.weights.cpu_format."""
         ...
 
 
@@ -122,7 +124,9 @@ def select_packing(
         dtype = str(needs.dtype).removeprefix("torch.")
         raise CannotQuantize(unsupported_quantization(quantization, dtype, built=bool(platform.isa)))
     weights = WeightMemory()
-    return lambda shape, kind, experts=1, stored=(), *, sensitive=False: DensePacker(shape, needs.dtype, memory=weights)
+    return lambda shape, kind, experts=1, sections=(), *, sensitive=False: DensePacker(
+        shape, needs.dtype, memory=weights
+    )
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
@@ -130,7 +134,7 @@ def _on_device(dtype: str, quantization: str, group: int, device: torch.device) 
     by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
 
     def packer(
-        shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = (), *, sensitive: bool = False
+        shape: tuple[int, ...], kind: Kind, experts: int = 1, sections: Sections = (), *, sensitive: bool = False
     ) -> Packer:
         scheme = by_kind.get(kind, matrices)
         if scheme == "bf16" or scheme == "f32":

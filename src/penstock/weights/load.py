@@ -25,7 +25,7 @@ from penstock.gguf.dequantize import dequantize as numpy_dequantize
 from penstock.kernels import DensePacker, Packer, Packing
 from penstock.kernels.native import gguf_rows
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.packer import NativePacker, NativePacking
+from penstock.kernels.native.packer import NativePacker, NativePacking, SectionPacker
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
@@ -98,7 +98,9 @@ def load_parameters(
 def _packer(parameter: Parameter, dtype: torch.dtype, packing: Packing | None, device: torch.device | None) -> Packer:
     if packing is None or parameter.kind == "vector":
         return DensePacker(parameter.shape, torch.float32 if parameter.float32 else dtype, device)
-    return packing(parameter.shape, parameter.kind, parameter.experts, parameter.stored, sensitive=parameter.sensitive)
+    return packing(
+        parameter.shape, parameter.kind, parameter.experts, parameter.sections, sensitive=parameter.sensitive
+    )
 
 
 def _finish(folder: Path, name: str, packer: Packer) -> Any:
@@ -138,7 +140,7 @@ def _read_all(
                 own.put(read.packer, read.target, _shaped(rows, read))
             elif source.scales is not None:
                 own.put(read.packer, read.target, _shaped(_scaled(read, buffer, source.scales, files), read))
-            elif isinstance(read.packer, NativePacker):
+            elif isinstance(read.packer, NativePacker | SectionPacker):
                 read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
             else:
                 own.put(read.packer, read.target, _dequantized(read, buffer))

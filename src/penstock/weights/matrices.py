@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.spec import ModelSpec
-from penstock.kernels.native.packer import NativePacker, NativePacking
+from penstock.kernels.native.packer import NativePacker, NativePacking, SectionPacker
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
@@ -26,8 +26,8 @@ class MatrixReader:
         self.began = time.perf_counter()
         self.tensors = stored_tensors(folder, whole or spec)
         check_tensors(whole or spec, self.tensors)
-        self.packers: dict[str, NativePacker] = {
-            p.name: packing(p.shape, p.kind, p.experts, p.stored, sensitive=p.sensitive)
+        self.packers: dict[str, NativePacker | SectionPacker] = {
+            p.name: packing(p.shape, p.kind, p.experts, p.sections, sensitive=p.sensitive)
             for p in spec.parameters
             if p.kind != "vector"
         }
@@ -68,7 +68,7 @@ class MatrixReader:
 
     def _jobs(self, read: PlannedRead, file: int) -> list[ReadJob]:
         packer, source = read.packer, read.source
-        assert isinstance(packer, NativePacker)
+        assert isinstance(packer, NativePacker | SectionPacker)
         jobs = [
             ReadJob(job, read.begin + first * read.stride, (job.count - 1) * read.stride + source.row_bytes, file)
             for first, job in packer.jobs(read.target, read.count, source.dtype, read.stride)

@@ -1,6 +1,7 @@
 """Commands with a model in GGUF: its name, the types that `plan` shows, and the errors of broken files."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -45,7 +46,11 @@ def test_plan_shows_the_types_of_a_file(run_command: RunCommand, written: Writte
     assert (q8["tensors"], q8["weights"], q8["bytes"]) == (18, weights, weights * 34 // 32)
     assert f16 == {"type": "F16", "tensors": 4, "weights": 307 * 64 + 3 * 112 * 64, "bytes": 2 * (307 + 336) * 64}
     assert f32["tensors"] == 3 * 4 + 1
-    assert any("Q8_0" in line and " 8.5 " in line for line in lines)
+    assert any("Q8_0" in line and " 8.5 bits (1.00×) " in line for line in lines)
+    memory = next(row["bytes"] for row in plan["memory"] if row["name"] == "weights")
+    assert plan["weights_in_memory"] == memory
+    ratio = memory / sum(row["bytes"] for row in plan["types"])
+    assert any(re.fullmatch(rf"All weights: .* in the file, .* in memory \({ratio:.2f}×\)", line) for line in lines)
 
 
 def test_the_name_is_the_files(written: Written) -> None:

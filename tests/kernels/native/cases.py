@@ -26,12 +26,12 @@ from penstock.config.weights import F32, WeightFormat
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.attention import unscaled
 from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
-from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear
+from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear, Weight
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.pack import pack, with_bias
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.recurrence import NativeRecurrence
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
@@ -63,7 +63,7 @@ class Quantized(NativeLinear):
         super().__init__(session)
         self._packing = packing
 
-    def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
+    def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
         return self._packing(weight, bias, gated, 1)
 
 
@@ -123,6 +123,7 @@ def cases() -> Iterator[Case]:
                 for scheme, packing in packings.items():
                     yield f"{name}{scheme}", _run(op, lambda s, p=packing, m=make: m(s, p), arguments)
     for dtype in DTYPES:
+        yield f"sections {str(dtype)[6:]}", _sections(dtype)
         yield f"int8 pages {str(dtype)[6:]}", _int8_pages(dtype)
     for vocab in (3, 257, 4112):
         yield f"sampling {vocab}", _sampling(vocab)
@@ -132,6 +133,21 @@ def _run(op: Op, make: Callable[[Session], Any], arguments: tuple[Any, ...]) -> 
     def run(session: Session) -> list[Tensor]:
         result = op.run(make(session), arguments)
         return [result] if isinstance(result, Tensor) else list(result)
+
+    return run
+
+
+def _sections(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
+    """A product with a weight of several formats, which begin within a vector of columns."""
+
+    def run(session: Session) -> list[Tensor]:
+        formats = (GROUPED["Q4_K"], GROUPED["Q6_K"], GROUPED["Q8_0"])
+        weights = [random_weight(fmt, n, 200) for fmt, n in zip(formats, (19, 32, 5), strict=True)]
+        generator = torch.Generator().manual_seed(0)
+        bias, x, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in (56, (13, 200), (13, 56)))
+        linear = NativeLinear(session)
+        weight = linear.pack(SectionedWeight(tuple(weights)), bias)
+        return [linear(x[:rows], weight, residual[:rows]) for rows in (0, 1, 13)]
 
     return run
 

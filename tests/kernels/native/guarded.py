@@ -147,8 +147,9 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "x", rows * op.heads * op.weight.k * size)
         yield from _of_matrix(op.weight, gated=gated)
         yield Extent(op, "bias", blocks * COLUMNS * 4)
-        yield Extent(op, "residual", rows * width * size)
-        yield Extent(op, "out", rows * width * (4 if op.out_dtype == F32 else 2), True)
+        elements = (rows - 1) * op.stride + width if rows else 0
+        yield Extent(op, "residual", elements * size)
+        yield Extent(op, "out", elements * (4 if op.out_dtype == F32 else 2), True)
     elif isinstance(op, RouteOp):
         yield Extent(op, "logits", rows * op.count * 4)
         yield Extent(op, "bias", op.count * 4)

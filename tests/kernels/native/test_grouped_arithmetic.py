@@ -17,10 +17,11 @@ from penstock.kernels.linear import ACTIVATIONS
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.pack import with_bias
+from penstock.kernels.native.packing import SectionedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from tests.conftest import PROCESSORS
-from tests.kernels.native.reference import GROUPED, fma, product, quantized, random_weight, same_bits, unpacked
+from tests.kernels.native.reference import GROUPED, JOINED, fma, product, quantized, random_weight, same_bits, unpacked
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 # Emulated kernels are slow: only the best set, which is the emulated one.
@@ -70,6 +71,22 @@ def test_bias_and_residual_are_added_last(fmt: WeightFormat) -> None:
     for linear, name in on_every_set():
         for rows in (1, 13):
             assert same_bits(linear(x[:rows], weight, residual[:rows]), want[:rows]), (name, rows)
+
+
+@pytest.mark.parametrize("names", JOINED, ids="+".join)
+def test_sections_have_the_bits_of_their_own_formats(names: tuple[str, ...]) -> None:
+    """Sections begin anywhere in a row, or at a whole vector of columns."""
+    for sizes, k in (((19, 8, 26), 200), ((32, 48, 16), 576)):
+        weights = [random_weight(GROUPED[name], n, k) for name, n in zip(names, sizes, strict=False)]
+        n = sum(weight.n for weight in weights)
+        bias, residual, x = drawn(1, n)[0], drawn(40, n), drawn(40, k)
+        dense = np.concatenate([product(x.numpy(), weight) for weight in weights], 1)
+        want = dense + bias.numpy() + residual.numpy()
+        for linear, name in on_every_set():
+            weight, with_a_bias = (linear.pack(SectionedWeight(tuple(weights)), each) for each in (None, bias))
+            for rows in (1, 13, 40):
+                assert same_bits(linear.logits(x[:rows], weight), dense[:rows]), (name, sizes, rows)
+                assert same_bits(linear(x[:rows], with_a_bias, residual[:rows]), want[:rows]), (name, sizes, rows)
 
 
 @pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)

@@ -10,7 +10,7 @@ from penstock.cli.prepare import find_model
 from penstock.config import EngineConfig, detect_hardware
 from penstock.families import load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.runtime.loading.load import load_runner
 from penstock.weights.load import load_parameters
 from tests.smollm2 import smollm2
@@ -55,13 +55,14 @@ def test_dense_matrices_are_quantised_and_codes_stay(tmp_path: Path, quantizatio
         path, spec, torch.bfloat16, packing=select_packing(detect_platform(), Needs(torch.bfloat16))
     )
     for name, weight in got.items():
-        if not isinstance(weight, PackedWeight):
+        if not isinstance(weight, PackedWeight | SectionedWeight):
             continue
         if name.endswith(".down.weight"):
-            assert (weight.format.scheme == "grouped") == (quantization != "none")
-        else:
-            pairs = zip(weight.tensors, plain[name].tensors, strict=True)
-            assert all(torch.equal(one, other) for one, other in pairs), name
+            (section,) = weight.sections
+            assert (section.format.scheme == "grouped") == (quantization != "none")
+            continue
+        for section, other in zip(weight.sections, plain[name].sections, strict=True):
+            assert all(map(torch.equal, section.tensors, other.tensors)), name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -18,10 +18,10 @@ from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
 from penstock.cli.prepare import FoundModel, find_model, memory_table
-from penstock.config import DoesNotFit, Hardware, Resolved, detect_hardware, format_bytes
+from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
-from penstock.config.weights import GGUF_FORMATS
+from penstock.config.weights import GGUF_FORMATS, weights_bytes
 from penstock.families import model_facts
 from penstock.gguf import GgufFile, is_gguf, read_gguf
 from penstock.text import Tokenizer
@@ -54,7 +54,8 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
     _show_settings(console, resolved)
     if json_file is not None:
         figures = _as_json(found, resolved, splits, options, devices)
-        figures |= {} if file is None else {"types": _types(file)}
+        if file is not None:
+            figures |= {"types": _types(file), "weights_in_memory": _memory_of_weights(found, resolved)}
         write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
@@ -104,7 +105,7 @@ def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFil
             markup=False,
         )
     if file is not None:
-        _show_types(console, file)
+        _show_types(console, file, _memory_of_weights(found, resolved))
     console.print(memory_table(resolved))
 
 
@@ -135,17 +136,27 @@ def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple
     return devices.machine(here), devices
 
 
-def _show_types(console: Console, file: GgufFile) -> None:
-    """Prints the types of a file's tensors."""
+def _memory_of_weights(found: FoundModel, resolved: Resolved) -> int:
+    """Returns the bytes that the weights of the whole model take in memory."""
+    (facts,) = found.divide(Split(), 1)
+    return weights_bytes(facts, resolved.engine)
+
+
+def _show_types(console: Console, file: GgufFile, memory: int) -> None:
+    """Prints the types of a file's tensors. `memory`: bytes of all weights in memory."""
     table = Table(title=f"Types in {file.path.name}", title_justify="left")
     for heading in ("type", "tensors", "size", "bits per weight", "in a CPU's memory"):
         table.add_column(heading, justify="left" if heading == "type" else "right")
     for row in _types(file):
         bits = 8 * row["bytes"] / row["weights"]
         kept = GGUF_FORMATS.get(row["type"])
-        memory = f"{kept.bits_per_weight:.4g} ({kept.bits_per_weight / bits:.2f}×)" if kept else "as --dtype"
-        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}", memory)
+        held = f"{kept.bits_per_weight:.4g} bits ({kept.bits_per_weight / bits:.2f}×)" if kept else "as --dtype"
+        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}", held)
     console.print(table)
+    size = sum(tensor.size for tensor in file.tensors.values())
+    console.print(
+        f"All weights: {format_bytes(size)} in the file, {format_bytes(memory)} in memory ({memory / size:.2f}×)"
+    )
 
 
 def _types(file: GgufFile) -> list[dict[str, Any]]:

@@ -7,11 +7,12 @@ from penstock.config.weights import BF16 as BF16_FORMAT
 from penstock.config.weights import F32 as F32_FORMAT
 from penstock.config.weights import INT8, WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import BF16, F32, EmbeddingOp, LinearOp, epilogue
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
+Weight = PackedWeight | SectionedWeight
 UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch.bfloat16: BF16_FORMAT}
 
 
@@ -23,26 +24,29 @@ class NativeLinear:
         self._session = session
         self._quantized = quantized
 
-    def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
+    def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
+        if isinstance(weight, SectionedWeight):
+            if bias is None:
+                return weight
+            biases = bias.split([section.n for section in weight.sections])
+            return SectionedWeight(tuple(map(with_bias, weight.sections, biases)))
         if isinstance(weight, PackedWeight):
             return weight if bias is None else with_bias(weight, bias)
         return pack(weight, bias, INT8 if self._quantized else UNQUANTIZED[weight.dtype], gated=gated)
 
-    def __call__(
-        self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None, *, scale: float = 1.0
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Weight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         return self._multiply(x, weight, residual, 0, weight.n, x.dtype, scale)
 
     def gated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
         return self._multiply(x, weight, None, epilogue(activation, gated=True), weight.n // 2, x.dtype)
 
-    def activated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
+    def activated(self, x: Tensor, weight: Weight, activation: str) -> Tensor:
         return self._multiply(x, weight, None, epilogue(activation, gated=False), weight.n, x.dtype)
 
     def by_head(self, x: Tensor, weight: PackedWeight, heads: int) -> Tensor:
         return self._multiply(x, weight, None, 0, weight.n, x.dtype, heads=heads)
 
-    def logits(self, x: Tensor, weight: PackedWeight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+    def logits(self, x: Tensor, weight: Weight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
         return self._multiply(x, weight, None, 0, weight.n, torch.float32, scale, softcap)
 
     def rows(
@@ -57,7 +61,7 @@ class NativeLinear:
     def _multiply(
         self,
         x: Tensor,
-        weight: PackedWeight,
+        weight: Weight,
         residual: Tensor | None,
         activation: int,
         width: int,
@@ -67,19 +71,23 @@ class NativeLinear:
         heads: int = 1,
     ) -> Tensor:
         out = self._session.empty(x, width, dtype=out_dtype)
-        op = LinearOp(
-            self._session.rows(x),
-            x.data_ptr(),
-            weight.matrix(),
-            None if weight.bias is None else weight.bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            activation,
-            DTYPES[x.dtype],
-            DTYPES[out_dtype],
-            scale,
-            softcap,
-            heads,
-        )
-        self._session.run(op, weight)
+        column = 0
+        for section in weight.sections:
+            op = LinearOp(
+                self._session.rows(x),
+                x.data_ptr(),
+                section.matrix(),
+                None if section.bias is None else section.bias.data_ptr(),
+                None if residual is None else residual.data_ptr() + column * residual.itemsize,
+                out.data_ptr() + column * out.itemsize,
+                activation,
+                DTYPES[x.dtype],
+                DTYPES[out_dtype],
+                scale,
+                softcap,
+                heads,
+                width,
+            )
+            self._session.run(op, section)
+            column += section.n
         return out

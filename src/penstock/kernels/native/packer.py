@@ -12,7 +12,7 @@ from penstock.kernels.native.structs import Matrix, PackJob
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.native.packing import PackedWeight
+    from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 
 STORED = ("F32", "BF16", "F16", *GGUF_FORMATS)  # element types in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
@@ -73,6 +73,40 @@ class NativePacker:
         return packed_weight(self._layout, self._parts)
 
 
+class SectionPacker:
+    """Provides Packer for sections that have packers of their own. Rows that are put together belong to one section."""
+
+    def __init__(self, sections: Sequence[tuple[int, NativePacker]]) -> None:
+        """`sections` are (rows, packer), from the first row on."""
+        self._sections = sections
+
+    def put(self, start: int, rows: "Tensor") -> None:
+        packer, first = self._at(start)
+        packer.put(first, rows)
+
+    def put_stored(self, start: int, rows: "Tensor", stored: str) -> None:
+        packer, first = self._at(start)
+        packer.put_stored(first, rows, stored)
+
+    def jobs(self, start: int, count: int, stored: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
+        packer, first = self._at(start)
+        return packer.jobs(first, count, stored, row_stride)
+
+    def finish(self) -> "SectionedWeight":
+        from penstock.kernels.native.packing import SectionedWeight
+
+        return SectionedWeight(tuple(packer.finish() for _, packer in self._sections))
+
+    def _at(self, start: int) -> tuple[NativePacker, int]:
+        """The packer of a row, and the row's number there."""
+        first = start
+        for rows, packer in self._sections:
+            if 0 <= first < rows:
+                return packer, first
+            first -= rows
+        raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
+
+
 class NativePacking:
     """Provides Packing (see kernels/packers.py) for the native linear."""
 
@@ -85,13 +119,17 @@ class NativePacking:
         shape: tuple[int, ...],
         kind: str,
         experts: int = 1,
-        stored: Sequence[str] = (),
+        sections: Sequence[tuple[int, Sequence[str]]] = (),
         *,
         sensitive: bool = False,
-    ) -> NativePacker:
-        fmt, gated = cpu_format(kind, stored, *self._settings, sensitive=sensitive), kind == "gated"
-        rows, columns = shape
-        return NativePacker((rows, columns), fmt, gated=gated, memory=self._memory, experts=experts)
+    ) -> NativePacker | SectionPacker:
+        total, columns = shape
+        packers = []
+        for rows, stored in sections or ((total, ()),):
+            fmt, gated = cpu_format(kind, stored, *self._settings, sensitive=sensitive), kind == "gated"
+            packer = NativePacker((rows, columns), fmt, gated=gated, memory=self._memory, experts=experts)
+            packers.append((rows, packer))
+        return packers[0][1] if len(packers) == 1 else SectionPacker(packers)
 
 
 def cannot_quantise(rows: int) -> str:

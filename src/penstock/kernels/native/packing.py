@@ -42,9 +42,28 @@ class PackedWeight:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    @property
+    def sections(self) -> "tuple[PackedWeight, ...]":
+        return (self,)
+
     def matrix(self) -> Matrix:
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in self.parts.values())
         return Matrix(*pointers, self.n, self.k, native_format(self.format))
+
+
+@dataclass(frozen=True)
+class SectionedWeight:
+    """Packed weights of one k below each other. Each has a format of its own."""
+
+    sections: tuple[PackedWeight, ...]
+
+    @property
+    def n(self) -> int:
+        return sum(section.n for section in self.sections)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(section.nbytes for section in self.sections)
 
 
 def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:

@@ -187,19 +187,20 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
     for i, op in enumerate(ops):
         label = _CODES[type(op)][1]
         if isinstance(op, LinearOp):
+            rest = ops[_end_of_product(ops, i) :]
             if op.epilogue:
                 label = "gate_up"
             elif op.heads > 1:
                 label = "by_head"
-            elif last == "down" and i + 1 < len(ops) and isinstance(ops[i + 1], ExpertsOp):
+            elif last == "down" and rest and isinstance(rest[0], ExpertsOp):
                 label = "experts_in"
             elif i and isinstance(ops[i - 1], ExpertsOp):
                 label = "experts_out"
             elif last not in _INSIDE and _makes_latents(ops, i):
                 label = "latents"
-            elif (following := _BEFORE.get(type(ops[i + 1])) if i + 1 < len(ops) else None) is not None:
+            elif (following := _BEFORE.get(type(rest[0])) if rest else None) is not None:
                 label = following
-            elif i + 2 < len(ops) and isinstance(ops[i + 2], RecurrenceOp):
+            elif len(rest) > 1 and isinstance(rest[1], RecurrenceOp):
                 label = "input"
             else:
                 label = _PRODUCTS.get(last, "head")
@@ -207,6 +208,17 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
             last = label
         labels.append(label)
     return labels
+
+
+def _end_of_product(ops: Sequence[AnyOp], i: int) -> int:
+    """The place after a product, which is several ops if its weight has sections."""
+    product, end = ops[i], i + 1
+    assert isinstance(product, LinearOp)
+    while end < len(ops) and isinstance(op := ops[end], LinearOp) and op.stride > op.weight.n:
+        if (op.x, op.stride) != (product.x, product.stride):
+            break
+        end += 1
+    return end
 
 
 def _makes_latents(ops: Sequence[AnyOp], i: int) -> bool:

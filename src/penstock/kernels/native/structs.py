@@ -87,6 +87,7 @@ class LinearOp(ctypes.Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("heads", c_int64),
+        ("stride", c_int64),
     )
 
 

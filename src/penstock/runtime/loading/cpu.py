@@ -119,8 +119,8 @@ def _warn_without_effect(config: EngineConfig, whole: ModelSpec, isa: str) -> No
 
 
 def _stored(spec: ModelSpec) -> list[tuple[str, ...]]:
-    """Returns the GGUF types of each matrix that may be quantised."""
-    return [p.stored for p in spec.parameters if p.kind not in ("vector", "router")]
+    """Returns the GGUF types of each section of a matrix that may be quantised."""
+    return [types for p in spec.parameters if p.kind not in ("vector", "router") for _, types in p.sections]
 
 
 def _log_states(spec: ModelSpec, config: EngineConfig, pages: KVPages) -> None:

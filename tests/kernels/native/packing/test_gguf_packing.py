@@ -14,8 +14,8 @@ from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.pack import pack
-from penstock.kernels.native.packer import NativePacker
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.packer import NativePacker, NativePacking
+from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native.team import ThreadTeam
 from tests.gguf.blocks import HALVES, TYPES, bits, random_rows, real_rows, reference, sizes
@@ -110,6 +110,31 @@ def test_types_in_one_matrix_have_the_values_of_gguf(stored: tuple[str, ...], ga
             want = np.concatenate([reference(name, rows) for name, rows in zip(order, data, strict=True)])
             np.testing.assert_array_equal(values_of(weight), want)
             np.testing.assert_array_equal(unpacked(weight).values()[:, :k], want)
+
+
+@pytest.mark.parametrize("stored", JOINED, ids="+".join)
+def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
+    sizes, k = [19, 8, 26][: len(stored)], 512
+    data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(stored, sizes, strict=True))]
+    sections = [(n, (name,)) for name, n in zip(stored, sizes, strict=True)]
+    packer = NativePacking("bfloat16", "none", 32, "avx2")((sum(sizes), k), "matrix", sections=sections)
+    for i in reversed(range(len(stored))):
+        start = sum(sizes[:i])
+        packer.put_stored(start + 3, torch.from_numpy(data[i][3:].copy()), stored[i])
+        packer.put_stored(start, torch.from_numpy(data[i][:3].copy()), stored[i])
+    weight = packer.finish()
+    assert isinstance(weight, SectionedWeight)
+    assert weight.n == sum(sizes)
+    for section, name, rows in zip(weight.sections, stored, data, strict=True):
+        alone = packed((name,), [rows], k, GGUF_FORMATS[name])
+        assert section.format == GGUF_FORMATS[name]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(section.tensors, alone.tensors, strict=True))
+    rows = torch.from_numpy(data[0])
+    for start in (-1, sum(sizes)):
+        with pytest.raises(ValueError, match="does not belong to a weight"):
+            packer.put_stored(start, rows, stored[0])
+    with pytest.raises(ValueError, match="do not belong to a weight"):  # they go on in the next section
+        packer.put_stored(1, rows, stored[0])
 
 
 def test_any_two_types_join_without_loss() -> None:

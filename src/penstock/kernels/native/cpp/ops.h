@@ -117,6 +117,8 @@ struct NormOp {
 //
 // With several heads, x is [rows][heads][k], and head i is multiplied with rows [i * n / heads, (i + 1) * n / heads) of
 // the weight, which are whole blocks of columns.
+//
+// A matrix of several formats is several ops: each writes its columns of the same rows.
 struct LinearOp {
   const int64_t* rows;
   const void* x;
@@ -129,6 +131,7 @@ struct LinearOp {
   Dtype out_dtype;  // of out
   float scale, softcap;  // 1 and 0: none
   int64_t heads;         // 1: one x for the whole weight
+  int64_t stride;        // elements from one row of out to the next, and of residual
 };
 
 // A token's experts: the `slots` largest scores, which are the softmax of its logits or with `sigmoid` that of each.

@@ -13,13 +13,12 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   if (is_gated(op.epilogue)) {
     float both[24] = {};
     store(both, y);
-    const int64_t width = op.weight.n / 2, column = block * 8;
+    const int64_t column = block * 8, left = op.weight.n / 2 - column;
     y = gated(op.epilogue, load(both), load(both + 8));
-    store_part(static_cast<Out*>(op.out) + row * width + column, y, width - column < 8 ? width - column : 8);
+    store_part(static_cast<Out*>(op.out) + row * op.stride + column, y, left < 8 ? left : 8);
     return;
   }
-  const int64_t width = op.weight.n, column = block * kColumns;
-  const int64_t at = row * width + column, count = width - column;
+  const int64_t column = block * kColumns, at = row * op.stride + column, count = op.weight.n - column;
   if (op.scale != 1.0f) y = mul(y, splat(op.scale));
   if (op.epilogue != Epilogue::none) y = activated(op.epilogue, y);
   if (op.softcap != 0.0f) y = capped(y, op.softcap);
@@ -31,12 +30,12 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
 // once, before the loop: the compiler would read them again after each store.
 template <class T, class Out, class F>
 void write_whole(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums, const F& activate) {
-  const int64_t width = op.weight.n, at = row * width + block * kColumns, last = rows * width;
+  const int64_t stride = op.stride, at = row * stride + block * kColumns, last = rows * stride;
   const auto* bias = static_cast<const float*>(op.bias);
   const auto* residual = static_cast<const T*>(op.residual);
   auto* out = static_cast<Out*>(op.out) + at;
   const F16 added = bias == nullptr ? zero_f() : load(bias + block * kColumns);
-  for (int64_t i = 0; i < last; i += width, sums += kColumns) {
+  for (int64_t i = 0; i < last; i += stride, sums += kColumns) {
     F16 y = load(sums);
     if (bias != nullptr) y = add(y, added);
     y = activate(y);
@@ -51,16 +50,16 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
   const int64_t last = row + rows;
   if (is_gated(op.epilogue)) {
     const F16 bias = op.bias == nullptr ? zero_f() : load(static_cast<const float*>(op.bias) + block * kColumns);
-    const int64_t width = op.weight.n / 2, column = block * 8, count = width - column < 8 ? width - column : 8;
+    const int64_t column = block * 8, left = op.weight.n / 2 - column, count = left < 8 ? left : 8;
     for (; row + 2 <= last; row += 2, sums += 2 * kColumns) {
       F16 gates = load(sums), others = load(sums + kColumns);
       if (op.bias != nullptr) gates = add(gates, bias), others = add(others, bias);
       transpose_halves(gates, others);
       alignas(64) Out both[16];
       store(both, gated(op.epilogue, gates, others));
-      Out* out = static_cast<Out*>(op.out) + row * width + column;
+      Out* out = static_cast<Out*>(op.out) + row * op.stride + column;
       __builtin_memcpy(out, both, static_cast<size_t>(count) * sizeof(Out));
-      __builtin_memcpy(out + width, both + 8, static_cast<size_t>(count) * sizeof(Out));
+      __builtin_memcpy(out + op.stride, both + 8, static_cast<size_t>(count) * sizeof(Out));
     }
   } else if (op.scale == 1.0f && op.softcap == 0.0f && (block + 1) * kColumns <= op.weight.n) {
     const auto all = [&](const auto& activate) { write_whole<T, Out>(op, row, rows, block, sums, activate); };

@@ -249,9 +249,8 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
       LinearOp mine = op;
       mine.weight = of_expert(op.weight, groups.active[i]);
       if (op.bias != nullptr) mine.bias = static_cast<const float*>(op.bias) + groups.active[i] * blocks * kColumns;
-      const int64_t width = is_gated(op.epilogue) ? op.weight.n / 2 : op.weight.n;
       const int64_t size = op.out_dtype == Dtype::f32 ? 4 : 2;
-      mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * width * size;
+      mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * op.stride * size;
       const bool more = last < blocks, other = i + 1 < groups.experts();
       const Matrix next = more || !other ? mine.weight : of_expert(op.weight, groups.active[i + 1]);
       body(mine, groups.first[i], groups.counts[i], first, last, block_lines(next, more ? last : 0));
@@ -350,9 +349,9 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   T* weighed = reinterpret_cast<T*>(shared + memory.weighed);
   const void* x = op.weigh_inputs ? weighed : op.x;
   const LinearOp up{nullptr, x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
-                    dtype,   dtype, 1.0f,       0.0f, 1};
+                    dtype,   dtype, 1.0f,       0.0f, 1, op.down.k};
   const LinearOp down{nullptr, inner, op.down, op.down_bias, nullptr, words, Epilogue::none,
-                      dtype,   Dtype::f32, 1.0f,  0.0f, 1};
+                      dtype,   Dtype::f32, 1.0f,  0.0f, 1, op.down.n};
   for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
     const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
     worker.for_each(1, 1, [&](int64_t, int64_t) {

@@ -122,8 +122,8 @@ void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 se
     second = add(second, load(bias + kColumns));
   }
   transpose_halves(first, second);
-  const int64_t width = op.weight.n / 2, column = block * 8;
-  store_part(static_cast<Out*>(op.out) + row * width + column, gated(op.epilogue, first, second), width - column);
+  const int64_t column = block * 8, left = op.weight.n / 2 - column;
+  store_part(static_cast<Out*>(op.out) + row * op.stride + column, gated(op.epilogue, first, second), left);
 }
 
 struct TileFinish {
