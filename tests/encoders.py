@@ -74,6 +74,20 @@ def add_tokenizer(folder: Path) -> None:
     backend.save(str(folder / "tokenizer.json"))
 
 
+def add_roberta_tokenizer(folder: Path) -> None:
+    """Letters between the special tokens of RoBERTa, in its order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789.,?! ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.add_special_tokens(words[:4])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+
+
 @cache
 def minilm() -> Path:
     """The folder of the real model. Raises HubError when the package is missing or the file is another one."""

@@ -77,6 +77,7 @@ _TRITON_GRPC = "gRPC: health, metadata, `infer`, streams, cancellation, deadline
 _COHERE = "`rerank` of both of its clients, errors"
 _AI_SDK = "Node: `generateText`, `streamText`, tools, steps, `Output.object`, `embedMany`; also Anthropic's API"
 _LM_EVAL = "`local-completions`: log-likelihoods to 1e-4 of those of transformers, greedy flags"
+_SENTENCES = "its own embeddings of the same models, to 1e-4: the real one and tiny BERT, XLM-R and ModernBERT"
 
 _OTHERS_0 = ("langchain-anthropic==0.3.22", "langchain-ollama==0.3.10")
 _OTHERS_1 = ("langchain-anthropic==1.7.10", "langchain-ollama==1.1.0")
@@ -104,4 +105,5 @@ CLIENTS = (
     *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
+    Client("sentence-transformers", "6.2.0", "test_sentence_transformers.py", _SENTENCES, ("torch==2.13.0",)),
 )

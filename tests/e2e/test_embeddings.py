@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.e2e.server import Server, gauge, serving
-from tests.encoders import add_tokenizer, minilm, tiny_encoder
+from tests.encoders import add_roberta_tokenizer, add_tokenizer, minilm, tiny_encoder
 
 TEXTS = ["A penstock is a pipe.", "The pipe that feeds a turbine.", "My dog is brown.", "x"]
 
@@ -144,6 +144,27 @@ def test_a_timeout_holds(server: Server, path: str, fields: dict[str, object]) -
     late = server.post(path, {**fields, "timeout": 1e-5})
     assert late.status_code == 504 and "deadline_exceeded" in late.text
     assert server.post(path, {**fields, "timeout": 60}).status_code == 200
+
+
+def test_a_reranker_of_xlm_roberta(tmp_path: Path) -> None:
+    """The order and the scores are transformers'."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder, documents = tmp_path / "ranker", [*TEXTS, "Rain fills the lake.", "turbine?", "0123"]
+    model = tiny_encoder("xlm_roberta_label")
+    model.save_pretrained(folder)
+    add_roberta_tokenizer(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    with torch.inference_mode():
+        pairs = [tokenizer(TEXTS[1], each, return_tensors="pt", return_token_type_ids=False) for each in documents]
+        wanted = np.array([torch.sigmoid(model(**pair).logits[0, 0]).item() for pair in pairs])
+    assert np.diff(np.sort(wanted)).min() > 1e-4
+    with serving(tmp_path / "log", "--dtype", "float32", model=str(folder)) as server:
+        client = cohere.ClientV2(api_key="unused", base_url=server.url)
+        results = client.rerank(model="ranker", query=TEXTS[1], documents=documents).results
+    order = np.argsort(-wanted)
+    assert [each.index for each in results] == order.tolist()
+    assert np.abs(np.array([each.relevance_score for each in results]) - wanted[order]).max() < 1e-5
 
 
 class TestClassifier:

@@ -142,6 +142,10 @@ TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2
         ("qwen2_moe_normed", EXPERTS, "native", "gloo"),  # experts of both ranks, and half a shared one
         ("mixtral_window", EXPERTS, "torch", "memory"),
         ("mixtral_window", Split(2, 2, expert=True), "native", "memory"),
+        ("deepseek_v3", TENSOR, "native", "memory"),  # latents on both ranks, heads divided
+        pytest.param("deepseek_v3", PIPELINE, "native", "gloo", marks=pytest.mark.rare),
+        pytest.param("gpt_oss", TENSOR, "native", "memory", marks=pytest.mark.rare),  # sinks are divided
+        pytest.param("gemma4", TENSOR, "native", "gloo", marks=pytest.mark.rare),  # two kinds of pages
     ],
     ids=str,
 )
