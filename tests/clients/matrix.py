@@ -105,3 +105,5 @@ CLIENTS = (
     *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
 )
+# Not a client: test_schemathesis.py has it send what the OpenAPI document allows, and what it does not.
+SCHEMATHESIS = Client("schemathesis", "4.32.5", "test_schemathesis.py", "requests made from the OpenAPI document")
