@@ -1,12 +1,12 @@
-"""Measures the perplexity of a model by its engine's own log-probabilities of prompts.
+"""Measures the perplexity of a model from the prompt log-probabilities that its engine returns.
 
-The scripts in benchmarks/peers score by the same rules:
+The scripts in benchmarks/peers measure other engines by the same rules:
 
-- The text becomes token ids at once, without special tokens, and is cut into windows of equal length. A rest that is
+- The whole text is tokenised once, without special tokens, and cut into windows of equal length. A remainder that is
   shorter than a window is left out.
-- If the tokenizer begins every prompt with BOS, every window begins with it, and it counts as a token of the window.
-- Each window is a prompt of its own, from position 0. Every token but the first is scored, from the tokens before it in
-  its window.
+- If the tokenizer puts BOS before every prompt, every window starts with BOS. It counts as a token of the window.
+- Each window is a separate prompt that starts at position 0. The first token is not scored. Every other token is
+  scored given the tokens before it in its window.
 - The perplexity is exp of the mean of -log p over the scored tokens of all windows. The unit of -log p is the nat.
 """
 
@@ -27,12 +27,12 @@ from penstock.text import Tokenizer
 
 Window = list[int]
 
-SENT_AT_ONCE = 4  # windows that the engine holds; more would only take memory
-LARGEST_NATS = 700.0  # exp of more overflows
+SENT_AT_ONCE = 4  # windows in the engine at a time; more would only use more memory
+LARGEST_NATS = 700.0  # math.exp of a larger number would overflow
 
 
 class Score(msgspec.Struct, frozen=True):
-    """The log-probabilities of windows, summed."""
+    """The score of a list of windows: for each window the sum of its negative log-probabilities."""
 
     window_nats: tuple[float, ...]  # sum of -log p over a window's scored tokens
     scored: tuple[int, ...]  # tokens of each window that were scored
@@ -56,11 +56,17 @@ class Score(msgspec.Struct, frozen=True):
         return [nats / count for nats, count in zip(self.window_nats, self.scored, strict=True)]
 
     def percent_over(self, dense: "Score") -> float:
-        """By how many per cent this perplexity is above that of `dense`, over the same windows."""
+        """By how many per cent this perplexity is above that of `dense`, on the same windows.
+
+        `dense` is the score to compare with, mostly that of the model without quantisation.
+        """
         return 100 * math.expm1(min(self.nats - dense.nats, LARGEST_NATS))
 
     def margin_over(self, dense: "Score") -> float | None:
-        """Half the 95% interval of `percent_over`, from how much windows differ; None for a single window."""
+        """Half the width of the 95% confidence interval of `percent_over`, or None for a single window.
+
+        It is estimated from the spread of the change between windows.
+        """
         changes = [ours - theirs for ours, theirs in zip(self.window_means, dense.window_means, strict=True)]
         if len(changes) < 2:
             return None
@@ -68,9 +74,9 @@ class Score(msgspec.Struct, frozen=True):
 
 
 def english() -> str:
-    """The help texts that come with Python: half a million characters of English, with some code.
+    """Returns the help texts that come with Python: half a million characters of English, with some code.
 
-    They differ between versions of Python. Raises ValueError where Python was installed without them.
+    They differ between versions of Python. Raises ValueError if Python was installed without them.
     """
     try:
         from pydoc_data.topics import topics
@@ -80,7 +86,10 @@ def english() -> str:
 
 
 def cut_windows(tokenizer: Tokenizer, text: str, window_tokens: int, most: int) -> list[Window]:
-    """Returns the first windows of a text, at most `most`; fewer, or none, if the text is short."""
+    """Returns the first `most` windows of a text. A short text gives fewer, or none.
+
+    `window_tokens` is the length of a window, with BOS.
+    """
     bos = tokenizer.bos_token_id
     begin = [bos] if bos is not None and tokenizer.encode("a")[0] == bos else []
     own = window_tokens - len(begin)
@@ -90,7 +99,7 @@ def cut_windows(tokenizer: Tokenizer, text: str, window_tokens: int, most: int) 
 
 
 def read_windows(path: str) -> list[Window]:
-    """Reads windows that `windows_json` made. Raises ValueError that names the file and what is wrong."""
+    """Returns the windows in a file that `windows_json` wrote. Raises ValueError with the file and the problem."""
     try:
         windows = msgspec.json.decode(Path(path).read_bytes(), type=list[list[int]])
     except OSError as error:
@@ -110,18 +119,20 @@ def read_windows(path: str) -> list[Window]:
 
 
 def windows_json(windows: Sequence[Window]) -> str:
-    """Returns windows as JSON, a list of lists of token ids, as the scripts in benchmarks/peers read them."""
+    """Returns windows as a JSON list of lists of token ids, the format that the scripts in benchmarks/peers read."""
     return json.dumps(windows) + "\n"
 
 
 def scored_bytes(tokenizer: Tokenizer, windows: Sequence[Window]) -> int:
-    """Bytes of text that the scored tokens stand for."""
+    """Returns the number of bytes of text in the scored tokens."""
     return sum(len(tokenizer.token_bytes(token_id)) for window in windows for token_id in window[1:])
 
 
 async def score(client: EngineClient, windows: Sequence[Window], advance: Callable[[int], None]) -> Score:
-    """Scores windows, and calls `advance(1)` after each. Raises ValueError with the engine's message if it refuses
-    one."""
+    """Returns the score of windows. Calls `advance(1)` after each window.
+
+    Raises ValueError with the engine's message if the engine refuses a window.
+    """
     slots = asyncio.Semaphore(SENT_AT_ONCE)
 
     async def one(index: int) -> float:
@@ -147,7 +158,10 @@ async def _window_nats(client: EngineClient, window: Window, name: str) -> float
 
 
 def figures(result: Score, dense: Score | None, text_bytes: int) -> dict[str, Any]:
-    """Returns a score's figures for a table or for JSON. `dense` is the score to compare with."""
+    """Returns a score's figures for a table or for JSON.
+
+    `dense` is the score to compare with. `text_bytes` is the result of `scored_bytes`.
+    """
     return {
         "perplexity": round(result.perplexity, 4),
         "change_percent": None if dense is None else round(result.percent_over(dense), 3),

@@ -1,4 +1,7 @@
-"""Checks before an engine starts. `serve` and `plan` give the same errors."""
+"""Checks, before an engine starts, whether this machine can run a model.
+
+`penstock plan` and all commands that start an engine use these checks, so they give the same errors.
+"""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -18,11 +21,13 @@ if TYPE_CHECKING:
 
 
 def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, weights: bool = True) -> None:
-    """Raises ConfigError, CheckpointError, WrongCertificate or WrongEndpoint if this machine cannot run the model with
-    these settings: too few GPUs, no kernels, a file that cannot be written or read, weights that are missing or do not
-    match the model's config.
+    """Raises an error if this machine cannot run the model with these settings.
 
-    Reads only the headers of the weights, and reads nothing of them if `weights` is False.
+    - ConfigError: too few GPUs, missing native kernels, or missing packages for gRPC.
+    - ValueError: an event log or a state folder that cannot be written.
+    - CheckpointError: weights that are missing or do not match the model's config. Only the headers of the weight files
+      are read. `weights=False` skips this check.
+    - WrongCertificate, WrongEndpoint: wrong TLS files, or a wrong --otlp-endpoint.
     """
     engine = resolved.engine
     check_runs(resolved, hardware)
@@ -40,7 +45,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
 
 
 def check_tls(server: ServerConfig) -> "TLS | None":
-    """Returns the server's certificate, None without one. Raises WrongCertificate."""
+    """Returns the server's certificate and key, or None if the server does not use TLS. Raises WrongCertificate."""
     if not server.tls_certificate:
         return None
     from penstock.frontend.http.tls import TLS
@@ -60,7 +65,10 @@ def check_grpc(server: ServerConfig) -> None:
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:
-    """Raises ConfigError for a split that this machine cannot run. Ray checks the ranks that it places itself."""
+    """Raises ConfigError if the model is split over more ranks than this machine has GPUs.
+
+    Ranks that Ray places are not checked here, but by Ray.
+    """
     engine = resolved.engine
     ranks = engine.split.world
     if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:

@@ -1,4 +1,4 @@
-"""Starts an engine for the duration of a command."""
+"""Starts an engine for the duration of a command, and checks the model's files while it starts."""
 
 import asyncio
 import logging
@@ -21,13 +21,14 @@ log = logging.getLogger("penstock.weights")
 async def own_engine(
     config: EngineConfig, started: EngineChild | None = None, *, resumes: bool = False
 ) -> AsyncIterator[EngineClient]:
-    """Yields a client of a new engine, which is closed at the end. Raises EngineError if the engine fails.
+    """Yields a client of an engine in a process of its own. The engine is closed when the block ends.
 
-    Raises CheckpointError for a file that differs from the model's manifest.
+    Raises EngineError if the engine fails, and CheckpointError if a file differs from the model's manifest.
 
-    An engine that `resumes` is started again when it ends, and its requests go on. `started` is its process if it has
-    already been started and sent `config`. The command prints the error, so the engine's own log of it is off.
+    `started` is an engine process that already has `config`; without it, a new process is started. With `resumes`, an
+    engine process that ends is replaced, and its requests continue.
     """
+    # The command prints the engine's error. The handler keeps the engine's log from printing it too.
     logging.getLogger("penstock.engine").addHandler(logging.NullHandler())
     check = ManifestCheck(Path(config.model))
     starting = spawn(config, resumes=resumes) if started is None else connect(config, started, resumes=resumes)
@@ -39,8 +40,11 @@ async def own_engine(
 
 
 async def verified(starting: Awaitable[Client], check: ManifestCheck) -> Client:
-    """Returns the client of an engine that starts, once the model's files are checked. Raises EngineError if the engine
-    does not start, and CheckpointError for a wrong file; nothing is left then."""
+    """Returns the client that `starting` gives, once `check` has passed. The two run at the same time.
+
+    Raises EngineError if the engine does not start, and CheckpointError if a file differs from the manifest. In both
+    cases the engine is closed.
+    """
     client: Client | None = None
     try:
         client = await starting

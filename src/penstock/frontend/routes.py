@@ -1,4 +1,7 @@
-"""The routes of the wires, as ASGI apps: they read the body, call the wire's function and send what it answers."""
+"""Turns the routes of the wires into ASGI apps. A wire is one API that the server speaks, such as OpenAI's.
+
+An app reads the body, calls the function that the wire names for the route, and sends what the function returns.
+"""
 
 import asyncio
 import logging
@@ -42,30 +45,33 @@ from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
 _log = logging.getLogger("penstock.server")
-_SHOWS = ("GET", "HEAD")
-_UPLOAD_BYTES = 1 << 20  # that an upload buffers, at most
+_SAFE_METHODS = ("GET", "HEAD")  # RFC 9110: they change nothing
+_UPLOAD_BYTES = 1 << 20  # most bytes that an upload buffers
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The objects that every route uses."""
+    """The objects that all routes share."""
 
     serving: Serving
     limits: RequestLimits
     seed: int | None
     bodies: BodyBuffers
     tracer: Tracer | None = None
-    store: ModelStore | None = None  # of models that clients may change; None: they may not
+    store: ModelStore | None = None  # lets clients download and delete models; None: they may not
     storage: Database | None = None
     wake_batches: Callable[[], None] = lambda: None
     siblings: Siblings | None = None
 
     @asynccontextmanager
     async def version(self, scope: Scope) -> AsyncIterator[Version]:
-        """Gives the version for a request whose body has been read, until the request ends. GET only shows what is
-        served: it does not wait for a reload, and keeps no engine awake."""
-        if scope["method"] in _SHOWS:
+        """Yields the version of the model that the request uses, until the block ends. Call it after the body is read.
+
+        A GET request gets the current version at once: it does not wait for a reload, and does not keep an engine
+        awake. Raises DeadlineExceeded if a reload takes longer than the request's timeout.
+        """
+        if scope["method"] in _SAFE_METHODS:
             yield self.serving.version
             return
         version = await self._enter(scope)
@@ -87,6 +93,7 @@ class Site:
             ) from None
 
     def context(self, scope: Scope, version: Version, held: HeldBytes | None = None) -> RequestContext:
+        """Returns what a wire's function needs besides the body. Gives the request a new id for its answer."""
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
         return RequestContext(
@@ -110,7 +117,7 @@ class Site:
 
 
 class _MountedRoute(NamedTuple):
-    """A route, the wire that has it, and the app that serves it."""
+    """A route, its wire, and the app that serves it."""
 
     route: WireRoute
     wire: Wire
@@ -118,7 +125,7 @@ class _MountedRoute(NamedTuple):
 
 
 class PathApp:
-    """The routes of one path: chooses one by the request's method and by what the routes are for."""
+    """The ASGI app of one path. It chooses a route by the request's method and by the routes' `when` conditions."""
 
     def __init__(self) -> None:
         self._routes: list[_MountedRoute] = []
@@ -128,7 +135,7 @@ class PathApp:
         return {mounted.route.method for mounted in self._routes}
 
     def wire(self, scope: Scope) -> Wire:
-        """The wire of a request, also of one whose method no route takes."""
+        """Returns the wire of a request, for its errors. If no route matches, returns the path's last wire."""
         return (self._choose(scope) or self._routes[-1]).wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +157,7 @@ class PathApp:
 
 
 def path_apps(site: Site, wires: Iterable[Wire]) -> dict[str, PathApp]:
-    """Returns the routes of wires, by path."""
+    """Returns one app for each path of these wires, by path."""
     apps: dict[str, PathApp] = {}
     for wire in wires:
         for route in wire.routes:
@@ -179,7 +186,7 @@ class _Route:
 
 
 class _GenerateRoute(_Route):
-    """A route that generates. It is plain ASGI: bytes come in and bytes go out."""
+    """A route that generates text. Its function parses the body into a Call, whose output is streamed or collected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, info = self._site, request_info(scope)
@@ -219,7 +226,7 @@ class _GenerateRoute(_Route):
 
 
 class _AnswerRoute(_Route):
-    """A route that gives one answer, without streaming."""
+    """A route whose function makes the answer itself. Large answers are sent in chunks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, answer = self._site, getattr(self._wire.package, self._function)
@@ -247,7 +254,7 @@ class _AnswerRoute(_Route):
 
 
 class _SocketRoute(_Route):
-    """A route for WebSockets. Their requests go through the whole app, to routes of the other kinds."""
+    """A route for WebSockets. Each message is a request that goes through the whole app to a route of another kind."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
@@ -259,7 +266,7 @@ class _SocketRoute(_Route):
 
 
 class _UploadRoute(_Route):
-    """A route whose body is read while it arrives."""
+    """A route for large bodies, such as files. Its function reads the body in chunks while it arrives."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         take, site = getattr(self._wire.package, self._function), self._site
@@ -287,7 +294,7 @@ async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
         async for chunk in chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             left = None if left is None else left - len(chunk)
-    if left:  # the connection is closed, so that the client sees that bytes are missing
+    if left:  # without a last message, the connection is closed: so the client sees that bytes are missing
         _log.warning("%d bytes of an answer were not sent: its file was deleted meanwhile", left)
         return
     await send({"type": "http.response.body", "body": b""})
@@ -299,8 +306,10 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
-    """Returns False for GET: pages are answered without a key, and bodies that no route reads must not fill the bodies'
-    budget."""
-    if scope["method"] in _SHOWS:
+    """Returns True if the request has a body to read; False for GET and HEAD, whose bodies no route uses.
+
+    Some GET routes need no API key. If their bodies were read, anyone could use up the budget for bodies.
+    """
+    if scope["method"] in _SAFE_METHODS:
         return False
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None

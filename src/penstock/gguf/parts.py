@@ -1,4 +1,7 @@
-"""A model in GGUF: one file, or several that `gguf-split` made of it."""
+"""Reads the metadata and the tensor table of a GGUF model: one file, or the parts that `gguf-split` made of one.
+
+A part is one file of a split model. Tensor data is not read here.
+"""
 
 import os
 import re
@@ -12,32 +15,36 @@ from penstock.gguf.header import GgufError, GgufTensor, Header, read_header, sho
 SUFFIX = ".gguf"
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_REMEMBERED = 16  # files
+_CACHED_FILES = 16
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A model's metadata and the tensors of all its files. Callers share it: they must not change it."""
+    """The metadata of a model's first part, and the tensors of all its parts.
 
-    path: Path  # the first file
+    All callers share these dicts through a cache: do not change them.
+    """
+
+    path: Path  # the file, or the first part of a split model
     metadata: dict[str, Any]  # bool, int, float, str, or a list of these or of lists
     tensors: dict[str, GgufTensor]
 
 
 @dataclass(frozen=True)
 class PartName:
-    """The name of one of several files: `stem-00001-of-00003.gguf`."""
+    """The fields of a part's file name: `stem-00001-of-00003.gguf`."""
 
     stem: str
     number: int  # from 1
     count: int
 
     def sibling(self, number: int) -> str:
+        """Returns the file name of another part of the same model."""
         return f"{self.stem}-{number:05}-of-{self.count:05}.gguf"
 
 
 def part_name(name: str) -> PartName | None:
-    """The parts of a file's name; None if it is not that of one of several files."""
+    """Returns the fields of a part's file name, or None if `name` is not the name of a part."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return None
@@ -45,20 +52,21 @@ def part_name(name: str) -> PartName | None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is that of a GGUF file, by its name, and not that of a folder."""
+    """Returns True if `path` ends in .gguf and is not a folder. The file need not exist."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def model_name(path: Path) -> str:
-    """The name of a model in a GGUF file: the file's, without its ending and the number of the part."""
+    """Returns a GGUF model's name: its file name without `.gguf` and without the number of the part."""
     part = part_name(path.name)
     return part.stem if part else path.stem
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The model in a file and, if it is one of several, in the others. Raises GgufError.
+    """Returns the metadata and tensors of a GGUF model. Raises GgufError.
 
-    A file that has not changed is parsed once.
+    `path` may be any part of a split model: the other parts must be in the same folder, and are read too. Parsed
+    headers are cached until the inode, time or size of their file changes.
     """
     header = _cached(path)
     if header.metadata.get("split.count", 1) == 1:
@@ -74,7 +82,7 @@ def _cached(path: Path) -> Header:
     return _parsed(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED_FILES)
 def _parsed(path: Path, inode: int, modified: int, size: int) -> Header:
     return read_header(path)
 

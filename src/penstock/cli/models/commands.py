@@ -1,4 +1,7 @@
-"""Defines the arguments of `penstock list | pull | show | rm | manifest | models`."""
+"""Defines the commands `penstock list | pull | show | rm | manifest | models`: their arguments and help.
+
+Each command imports its code when it runs, so that the command line starts fast.
+"""
 
 from typing import Annotated
 
@@ -26,16 +29,16 @@ TO_REMOVE = typer.Argument(
 
 
 def add_model_commands(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Adds the commands to `app`, the command line."""
     app.command("list", help="List the models on this machine.")(_list)
-    app.command("pull", cls=PlainUsage, help="Download a model, or continue a download. Shows its progress.")(_pull)
-    app.command("show", help="Show the facts of a model on this machine. Loads no weights.")(_show)
+    app.command("pull", cls=PlainUsage, help="Download a model from Hugging Face, or continue a download.")(_pull)
+    app.command("show", help="Show a local model's architecture, size and context. Loads no weights.")(_show)
     app.command(
         "manifest",
         short_help="Write the SHA-256 sums of a model's files.",
-        help="Write the SHA-256 sums of a model's files into SHA256SUMS beside them. Every start checks them.",
+        help="Write the SHA-256 sums of a model's files to SHA256SUMS in the same folder. Every start checks them.",
     )(_manifest)
-    app.command("models", help="Show which models can be served, and what they combine with.")(_models)
+    app.command("models", help="Show the supported architectures, and which features work with each.")(_models)
     app.command("rm", cls=PlainUsage, help="Remove a model from Hugging Face's cache.")(_rm)
 
 
@@ -67,7 +70,7 @@ def _show(
 def _manifest(
     model: Annotated[str | None, MODEL] = None,
     revision: Annotated[str | None, REVISION] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check the files now, and write nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the files now. Write nothing.")] = False,
 ) -> None:
     from penstock.cli.models.manifest import manifest
     from penstock.config.texts import checked_flag
@@ -78,7 +81,7 @@ def _manifest(
 def _rm(
     model: Annotated[str, TO_REMOVE],
     revision: Annotated[str | None, REVISION] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove the model without asking.")] = False,
 ) -> None:
     from penstock.cli.models.rm import remove
     from penstock.config.texts import checked_flag
@@ -88,7 +91,7 @@ def _rm(
 
 def _models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/supported-models.md.")] = False,
 ) -> None:
     from penstock.cli.models.supported import print_supported
 

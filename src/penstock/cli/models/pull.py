@@ -13,8 +13,11 @@ INTERRUPTED = 130  # exit status
 
 
 def pull(name: str, revision: str | None) -> None:
-    """Downloads a model from the hub, or what is new in it."""
-    if _is_here(name):
+    """Downloads a model from Hugging Face, or only its files that are new or have changed.
+
+    Prints the model's path. Downloads nothing if `name` is a path, a model of a Python package or the embedded model.
+    """
+    if _report_local(name):
         return
     started = time.monotonic()
     try:
@@ -26,15 +29,17 @@ def pull(name: str, revision: str | None) -> None:
     print(f"{name} is on this machine: {format_bytes(model_bytes(path))} in {path}, after {seconds:.1f} s")
 
 
-def _is_here(name: str) -> bool:
-    """Whether the model is on this machine and not the hub's, which is then printed. Raises ValueError for a Python
-    package that is not installed."""
+def _report_local(name: str) -> bool:
+    """Prints where the model is and returns True, if it does not come from Hugging Face; else returns False.
+
+    Raises HubError if the model's Python package is not installed, or if the package's file is damaged.
+    """
     if name == EMBEDDED:
         print(f"{name} is part of Penstock: nothing to download")
         return True
     package = next((package for package in PACKAGED if package.name == name), None)
     if package is not None:
-        path = package.locate()  # says how to install it
+        path = package.locate()  # its error has the command that installs the package
         print(f"{name} is installed: {path}")
         return True
     path = Path(name).expanduser()

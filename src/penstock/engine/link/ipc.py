@@ -1,7 +1,7 @@
-"""An engine in a process of its own: its start, the messages to and from it, its end.
+"""Runs an engine in a separate process: starts it, exchanges messages with it, and reports its end.
 
-The two processes share a pair of sockets, one end each from their start: no other process can connect, and no file is
-left if either side dies.
+The two processes exchange messages over a socket pair, which is made before the engine process starts. So no other
+process can connect, and no socket file is left if either process dies.
 """
 
 import asyncio
@@ -30,19 +30,22 @@ async def spawn(
     resumes: bool = False,
     processors: Collection[int] | None = None,
 ) -> StreamingClient:
-    """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not. It may
-    run on `processors`; None: on those of this thread."""
+    """Returns a client of a new engine process, once the engine is ready. Raises EngineError with the reason if not.
+
+    The process may run on `processors`; None: on those of this thread. `resumes` is as in `connect`.
+    """
     return await connect(config, _start(config, command, processors), resumes=resumes, processors=processors)
 
 
 async def connect(
     config: EngineConfig, child: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
 ) -> StreamingClient:
-    """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
+    """Returns a client of `child`, which already has `config`, once its engine is ready. Raises EngineError as `spawn`.
 
-    If the client `resumes`, it starts the engine again when that ends, and goes on with the requests. The engine may
-    then run on `processors`; None: on those that this thread has now, as the caller may keep off some of them later.
+    With `resumes`, the client starts a new process when the engine's process ends, and continues the requests. The new
+    process may run on `processors`; None: on those that this thread has now.
     """
+    # They are read now because the caller may give up one of them later, for the engine (`keep_off`).
     cpus = os.sched_getaffinity(0) if processors is None else processors
     streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
 
@@ -75,12 +78,12 @@ async def _ready(child: EngineChild, streams: Streams) -> tuple[EngineInfo, "Eng
 
 
 class EngineProcess:
-    """An engine process and the connection to it; an EngineLink. Its events and its end go into `streams`."""
+    """The EngineLink to an engine process. It passes the engine's events, and the end of the process, to `streams`."""
 
     def __init__(self, child: EngineChild, streams: Streams) -> None:
         self._process = child.process
         self._streams = streams
-        self._ended = asyncio.Event()  # and everything held is released
+        self._ended = asyncio.Event()  # set when the process has ended and `_held` is closed
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as held:
             held.push(child.take_over())
@@ -88,25 +91,25 @@ class EngineProcess:
             held.callback(os.close, self._pidfd)
             loop.add_reader(self._pidfd, self._exited)
             held.callback(loop.remove_reader, self._pidfd)
-            self._connection = Connection(child.socket, self._take)  # the process's end is reported by its pidfd
+            self._connection = Connection(child.socket, self._take)  # it need not report its end: the pidfd does
             held.callback(self._connection.close)
             self._held = held.pop_all()
 
     def send(self, frame: bytes) -> None:
-        """Send, or buffer what the socket does not take: a number of bytes bounded by the streams' limit."""
+        """Sends a frame. Bytes that the socket does not accept yet are buffered; the streams' limit bounds how many."""
         self._connection.send(frame)
 
     def kill(self) -> None:
         self._process.kill()
 
     async def ended(self) -> None:
-        """Wait until the process has ended and everything of it is released."""
+        """Returns when the process has ended and its sockets and descriptors are closed."""
         await self._ended.wait()
 
     async def close(self) -> None:
         self.send(encode(Stop("the engine is closed")))
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(CLOSE_SECONDS):  # asyncio.wait_for in Python 3.11 can lose a cancellation
                 await self.ended()
         except TimeoutError:
             self.kill()
@@ -127,7 +130,7 @@ class EngineProcess:
             self._streams.take(event)
 
     def _exited(self) -> None:
-        """The process has ended: take its last events, then end all streams."""
+        """Runs when the process has ended: reads its last events, ends all streams and closes everything."""
         asyncio.get_running_loop().remove_reader(self._pidfd)
         status = self._process.wait()
         self._connection.read_rest()

@@ -1,4 +1,4 @@
-"""Encodes answers as TGI does: each event of a stream has one token."""
+"""Encodes answers in the format of text-generation-inference (TGI), as a stream of events or as one JSON value."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -17,15 +17,21 @@ from penstock.messages import TokenLogprobs, unpack_rows
 
 
 class GenerateCodec:
-    """The last event has the whole text and its details. The texts of all tokens together are the whole text."""
+    """The Codec of one TGI request.
+
+    A stream has one event for each token. The last event also has the whole text and the details. The texts of all
+    tokens, joined, are the whole text.
+    """
 
     stream_type = STREAM_TYPE
 
     def __init__(
         self, context: RequestContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool
     ) -> None:
-        """`details` and `top`: the answer has details, and alternatives of its tokens. `echo` is put before the text.
-        `in_list`: a whole answer is the only element of a list."""
+        """`details`: an answer that is not streamed has details. `top`: each token has its most likely alternatives.
+
+        `echo` is put before the generated text. `in_list`: an answer that is not streamed is put into a list of one.
+        """
         self._tokenizer = context.model.tokenizer
         self._request = part.request
         self._k = part.request.sampling.logprobs or 0
@@ -34,7 +40,7 @@ class GenerateCodec:
         self._echo = echo
         self._in_list = in_list
         self._text = io.StringIO()
-        self._length = 0  # characters so far
+        self._length = 0  # characters of the generated text so far
         self._index = 0
 
     def opening(self, usage: Usage) -> bytes:
@@ -77,8 +83,11 @@ class GenerateCodec:
     def _tokens(
         self, packed: bytes | bytearray, offsets: Sequence[int], text: str, began: int
     ) -> Iterator[tuple[TokenLogprobs, str]]:
-        """Each token with its part of a text that begins at `began`. Text that was held back belongs to the token with
-        which it arrives."""
+        """Yields each token with its part of `text`, which begins at character `began` of the whole answer.
+
+        The detokeniser may hold text back, for example until a stop string is complete or ruled out. A token whose text
+        is held back gets "". The text goes to the first token of the update in which it arrives.
+        """
         rows = unpack_rows(bytes(packed), self._k)
         ends = [*offsets[1:], began + len(text)] if offsets else []
         start = began
@@ -95,7 +104,7 @@ class GenerateCodec:
         return [self._token(token_id, logprob, self._tokenizer.token(token_id)) for token_id, logprob in row.top]
 
     def _prefill(self, packed: bytes) -> list[dict[str, Any]]:
-        """Returns the tokens of the prompt, if they were requested. The first one has no logprob."""
+        """Returns the tokens of the prompt, or [] if they were not requested. The first one has no logprob (None)."""
         if self._request.sampling.prompt_logprobs is None:
             return []
         logprobs = [None, *(finite(row.logprob) for row in unpack_rows(packed, 0))]

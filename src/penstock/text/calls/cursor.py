@@ -1,11 +1,16 @@
-"""Reads text that arrives in pieces. The results do not depend on where the pieces were cut."""
+"""Reads text that arrives in pieces. The results do not depend on where the pieces were cut.
+
+A parser is a generator that calls the methods below with `yield from`. Its driver passes each piece to `Cursor.add` and
+resumes the generator, which runs until it needs more text. At the end of the text the driver sets `Cursor.ended` and
+resumes the generator once more.
+"""
 
 import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
-# A step that suspends when it needs more text. Its result is the value that `yield from` gives.
+# A generator that yields each time it needs more text. `yield from` returns its result.
 Reading: TypeAlias = Generator[None, None, T]
 
 _OUTSIDE = re.compile(r'[{}\[\]"]')
@@ -13,7 +18,10 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class Cursor:
-    """A position in a text of which only a part has arrived. `taken` collects what is consumed, if it is a list."""
+    """A read position in a text of which only a part has arrived. To consume text is to move the position past it.
+
+    If `taken` is a list, every piece of text that is consumed is also appended to it.
+    """
 
     __slots__ = ("_at", "_text", "ended", "taken")
 
@@ -29,7 +37,7 @@ class Cursor:
 
     @property
     def rest(self) -> int:
-        """The number of characters that have arrived and are not consumed."""
+        """The number of characters that have arrived but are not consumed yet."""
         return len(self._text) - self._at
 
     def take(self, count: int) -> str:
@@ -40,7 +48,11 @@ class Cursor:
         return text
 
     def up_to(self, markers: "Markers") -> tuple[str, str | None]:
-        """Consumes the text before the first marker, and the marker. Without a marker, consumes what begins none."""
+        """Consumes and returns the text before the first marker, and the marker.
+
+        If no marker has arrived, the second result is None. The end of the text then stays if it may be the start of a
+        marker, and the rest is consumed.
+        """
         found = markers.pattern.search(self._text, self._at)
         if found is not None:
             text = self.take(found.start() - self._at)
@@ -55,7 +67,7 @@ class Cursor:
         return self._text[self._at : self._at + 1]
 
     def blanks(self) -> Reading[str]:
-        """Consumes blanks. Returns the character after them, or "" at the end of the text."""
+        """Consumes whitespace. Returns the character after it without consuming it, or "" at the end of the text."""
         while True:
             char = yield from self.peek()
             if not char or not char.isspace():
@@ -63,7 +75,7 @@ class Cursor:
             self.take(1)
 
     def literal(self, text: str) -> Reading[bool]:
-        """Consumes this text if it comes next. Consumes nothing else."""
+        """Returns True and consumes `text` if it comes next. Otherwise returns False and consumes nothing."""
         while self._text.startswith(text[: self.rest], self._at):
             if self.rest >= len(text):
                 self.take(len(text))
@@ -74,13 +86,15 @@ class Cursor:
         return False
 
     def after_blanks(self, text: str) -> Reading[bool]:
-        """Consumes blanks, then this text if it comes next."""
+        """Consumes whitespace, then `text` if it comes next. Returns True if it did."""
         yield from self.blanks()
         return (yield from self.literal(text))
 
     def before(self, ends: "Markers", limit: int) -> Reading[str | None]:
-        """Consumes and returns the text before the first of these texts, which stay. Returns None if none of them comes
-        within `limit` characters."""
+        """Consumes and returns the text before the first of `ends`. The end itself is not consumed.
+
+        Returns None and consumes nothing if no end begins within `limit` characters, or if the text is over before.
+        """
         while True:
             found = ends.pattern.search(self._text, self._at)
             if found is not None and found.start() - self._at <= limit:
@@ -90,8 +104,11 @@ class Cursor:
             yield
 
     def json_string(self, limit: int) -> Reading[str | None]:
-        """Consumes a JSON string with its quotes, and returns it as written. Returns None if there is none, if it is
-        longer than `limit`, or if the text ends inside it."""
+        """Consumes a JSON string and returns it as written, with its quotes and escapes.
+
+        Returns None if no string comes next, if it has more than `limit` characters with its quotes, or if the text
+        ends inside it. What was read of the string is then consumed.
+        """
         if (yield from self.peek()) != '"':
             return None
         parts = [self.take(1)]
@@ -113,9 +130,10 @@ class Cursor:
         return None
 
     def json_container(self, emit: Callable[[str], None]) -> Reading[bool]:
-        """Consumes a JSON object or array, and passes it on as it arrives. Only brackets and strings are checked.
+        """Consumes the JSON object or array that comes next, and passes each piece to `emit` as soon as it arrives.
 
-        Returns False if the text ends inside it.
+        Returns True at the bracket that closes it, and False if the text ends before. It counts brackets outside
+        strings to find this bracket, and does not check that the JSON is valid.
         """
         depth, in_string, escaped = 0, False, False
         while True:
@@ -145,7 +163,11 @@ class Cursor:
             yield
 
     def scalar(self, limit: int) -> Reading[str | None]:
-        """Consumes a JSON number or literal, and returns it as written."""
+        """Consumes a JSON number, true, false or null, and returns it as written.
+
+        It takes any run of letters, digits, `+`, `-` and `.`. Returns None if there is none, or if it has more than
+        `limit` characters.
+        """
         parts: list[str] = []
         while len(parts) <= limit:
             char = yield from self.peek()
@@ -156,7 +178,7 @@ class Cursor:
 
 
 class Markers:
-    """Texts to look for. None of them contains another one."""
+    """A set of texts that a Cursor searches for. No text of the set may contain another one."""
 
     __slots__ = ("_firsts", "_texts", "longest", "pattern")
 
@@ -167,7 +189,10 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
 
     def begun(self, text: str, start: int) -> int:
-        """Returns how many characters at the end of the text may begin a marker."""
+        """Returns how many characters at the end of `text` may be the start of a marker; 0 if none.
+
+        Characters before `start` do not count. The caller has checked that no whole marker is in the text.
+        """
         low = max(start, len(text) - self.longest + 1)
         best = len(text)
         for first in self._firsts:
