@@ -290,6 +290,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3",
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
     ),
+    "seed_oss": ("SeedOss", {"head_dim": 24, "rms_norm_eps": 1e-2}),
+    "seed_oss_bias": (
+        "SeedOss",
+        {
+            "head_dim": None,
+            "num_key_value_heads": None,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _LINEAR_ROPE,
+            "tie_word_embeddings": True,
+        },
+    ),
     "olmo2": ("Olmo2", {"tie_word_embeddings": False}),
     "olmo3": (
         "Olmo3",

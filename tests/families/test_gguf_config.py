@@ -57,6 +57,7 @@ def test_the_spec_is_that_of_the_checkpoint(
         (MODEL_ARCH.GRANITE, "granite", "granite"),
         (MODEL_ARCH.OLMO2, "olmo2", "olmo2"),
         (MODEL_ARCH.SMOLLM3, "smollm3", "smollm3"),
+        (MODEL_ARCH.SEED_OSS, "seed_oss", "seed_oss"),
         (MODEL_ARCH.PHI3, "phi3", "phi3"),
         (MODEL_ARCH.COMMAND_R, "command-r", "cohere"),
         (MODEL_ARCH.COHERE2, "cohere2", "cohere2"),

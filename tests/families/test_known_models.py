@@ -234,6 +234,33 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
         },
         999_885_952,
     ),
+    "Seed-OSS-36B": (
+        {
+            "architectures": ["SeedOssForCausalLM"],
+            "attention_bias": True,
+            "attention_dropout": 0.1,
+            "attention_out_bias": False,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "max_position_embeddings": 524288,
+            "mlp_bias": False,
+            "num_attention_heads": 80,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "residual_dropout": 0.1,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 155136,
+        },
+        36_151_104_512,
+    ),
 }
 
 

@@ -60,7 +60,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "SeedOss": {"head_dim": 16},
     "StableLm": {},
     "VaultGemma": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
 }

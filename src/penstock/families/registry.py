@@ -34,6 +34,7 @@ from penstock.families.decoders.opt import opt
 from penstock.families.decoders.phi3 import phi3
 from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
 from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
+from penstock.families.decoders.seed_oss import seed_oss
 from penstock.families.decoders.smollm3 import smollm3
 from penstock.families.decoders.starcoder2 import starcoder2
 from penstock.families.encoders.bert import bert, roberta
@@ -71,6 +72,7 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Gemma4ForCausalLM": gemma4,
         "Phi3ForCausalLM": phi3,
         "SmolLM3ForCausalLM": smollm3,
+        "SeedOssForCausalLM": seed_oss,
         "Olmo2ForCausalLM": olmo2,
         "Olmo3ForCausalLM": olmo3,
         "GraniteForCausalLM": granite,

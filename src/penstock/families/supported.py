@@ -42,6 +42,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Gemma4ForConditionalGeneration": ("Gemma 4, its language model", ()),
         "Phi3ForCausalLM": ("Phi 3, 3.5, 4, 4-mini", ("phi3",)),
         "SmolLM3ForCausalLM": ("SmolLM 3", ("smollm3",)),
+        "SeedOssForCausalLM": ("Seed-OSS", ("seed_oss",)),
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
         "Olmo3ForCausalLM": ("OLMo 3", ("olmo2",)),
         "GraniteForCausalLM": ("Granite 3", ("granite",)),

@@ -55,7 +55,7 @@ the models of the table, and need transformers' memory and seconds at the start;
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
   values: Apertus, Arcee, dots.llm1, ERNIE 4.5, EXAONE 4, Granite MoE, Helium, Hunyuan, MiniMax M2, Nemotron,
-  OLMo 1, OLMoE, Persimmon, Phi 1 to 2, Phi 3.5 MoE, Seed-OSS, StableLM, VaultGemma and more.
+  OLMo 1, OLMoE, Persimmon, Phi 1 to 2, Phi 3.5 MoE, StableLM, VaultGemma and more.
 - **Proof**: the start computes two random prompts, in chunks and side by side, and compares logprobs with those of
   transformers' own attention. Each step checks that every layer called ours once, with the heads and the window of
   `config.json`.

@@ -325,6 +325,15 @@ def _smollm3(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
 
 
+def _seed_oss(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_bias": keys.has("attn_q.bias"),
+        "attention_out_bias": keys.has("attn_output.bias"),
+        "mlp_bias": keys.has("ffn_gate.bias"),
+    }
+
+
 _EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which files do not say
 _SIGMOID = 2  # of expert_gating_func
 _LAYERS_OF_GEMMA2_27B = 46
@@ -347,6 +356,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "granitemoe": _granite_moe,
         "olmo2": _olmo2,
         "smollm3": _smollm3,
+        "seed_oss": _seed_oss,
         "phi3": _phi3,
         "command-r": _command_r,
         "cohere2": _cohere2,

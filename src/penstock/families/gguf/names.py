@@ -245,6 +245,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "granitemoe": _LLAMA | _GRANITE_MOE,
         "olmo2": _LLAMA | _GEMMA,
         "smollm3": _LLAMA,
+        "seed_oss": _LLAMA | {"post_attention_norm": "post_attention_layernorm"},
         "phi3": _LLAMA | _FUSED,
         "command-r": _LLAMA,
         "cohere2": _LLAMA,
