@@ -3,6 +3,7 @@ an unknown value, and no field is unknown but those that docs/clients.md names."
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,14 +11,15 @@ import pytest
 from anthropic.pagination import SyncPage as AnthropicPage
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from openai.pagination import SyncCursorPage, SyncPage
-from openai.types import Batch, Completion, FileDeleted, FileObject, Model
+from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import InputTokenCountResponse, Response
 from openai.types.responses.response_item_list import ResponseItemList
 from openai.types.responses.response_stream_event import ResponseStreamEvent
+from websockets.sync.client import connect
 
 from tests.clients.strict import unknown_fields
-from tests.e2e.server import PATIENCE, Server
+from tests.e2e.server import PATIENCE, Server, serving
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {
@@ -95,6 +97,30 @@ def test_responses(http: httpx.Client, fields: dict[str, Any]) -> None:
     found = unknown(ResponseStreamEvent, events(http, "/v1/responses", **fields))
     # `name` of response.function_call_arguments.done is in the types of version 2.
     assert found - {"name"} == {"response.store"} and ("name" in found) <= ("tools" in fields)
+
+
+def test_responses_over_a_websocket(server: Server) -> None:
+    with connect(server.url.replace("http", "ws") + "/v1/responses") as opened:
+        opened.send(json.dumps({"type": "response.create", "input": "Why?", "max_output_tokens": 8, "temperature": 0}))
+        found: list[str] = []
+        while not found or '"type":"response.incomplete"' not in found[-1]:
+            found.append(str(opened.recv(timeout=PATIENCE)))
+    assert unknown(ResponseStreamEvent, found) == {"response.store"}
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    flags = ("--max-num-seqs", "4", "--state-dir", "none")
+    with serving(tmp_path / "log", *flags, model="all-minilm-l6-v2") as encoder:
+        inputs: list[tuple[Any, int]] = [
+            ("A river.", 1),
+            (["A river.", "A stream."], 2),
+            ([101, 102], 1),
+            ([[101]] * 3, 3),
+        ]
+        for given, count in inputs:
+            answer = encoder.post("/v1/embeddings", {"input": given, "encoding_format": "float"})
+            assert not unknown_fields(CreateEmbeddingResponse, answer.text)
+            assert len(answer.json()["data"]) == count
 
 
 def test_what_has_no_stream(http: httpx.Client) -> None:
