@@ -13,6 +13,8 @@ class Operation:
 
     summary: str
     request: type[msgspec.Struct] | None = None  # what the body is decoded as
+    form: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of a body that is multipart/form-data
     example: Mapping[str, Any] = field(default_factory=dict)  # a body, without the model's name
-    answer: str = "application/json"  # content type
+    query: Mapping[str, Any] = field(default_factory=dict)  # JSON Schemas of the query's parameters, by name
+    answer: str | None = "application/json"  # content type; None: the answer has no body
     stream: str | None = None  # content type of the answer if the request has "stream": true

@@ -9,7 +9,8 @@ import msgspec
 import orjson
 
 from penstock.frontend.describe import Operation
-from penstock.frontend.wires import Wire, WireRoute
+from penstock.frontend.errors import APIError
+from penstock.frontend.wires import BATCHES, OPENAI, RESPONSES, Wire, WireRoute
 from penstock.version import __version__
 
 _PROBES = {
@@ -29,33 +30,56 @@ _ADMIN = {
     "/wake_up": ("post", "Start the engine"),
     "/is_sleeping": ("get", "Whether the engine is asleep"),
 }
-_ERROR = {
-    "type": "object",
-    "description": "An error. Its message names the value, the limit and what to change.",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+_TEXT = {"type": "string"}
+_MAYBE = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+# Errors of the wires, by their names. OpenAI's are those of all other routes. A message names the value, the limit and
+# what to change.
+_OPENAI, _PLAIN = "OpenAIError", "PlainError"
+_ERRORS = {
+    _OPENAI: _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    _PLAIN: _object(error=_TEXT),
+    "TGIError": _object(error=_TEXT, error_type=_TEXT),
+    "RerankError": _object(message=_TEXT, detail=_TEXT, error=_object(message=_TEXT, param=_MAYBE, code=_MAYBE)),
 }
-_FAILED = {
-    "description": "An error",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+_ERROR_OF = {
+    "anthropic": "AnthropicError",
+    "ollama": _PLAIN,
+    "tgi": "TGIError",
+    "kserve": _PLAIN,
+    "rerank": "RerankError",
 }
+# Statuses of errors before a wire gives them its own, each with its reason.
+_ANY_ROUTE = {
+    400: "The request is wrong",
+    401: "No valid key",
+    403: "Not allowed",
+    404: "The model or what the path names is not there",
+    405: "The path does not take this method",
+    429: "Too many requests: try again later",
+    431: "The request line or the headers are too long",
+    500: "The server's error",
+    503: "The server cannot serve now",
+}
+_WITH_BODY = {
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The body has the wrong content type",
+    504: "The deadline has passed",
+}
+_STORED = {409: "What is stored does not allow it", 507: "The storage is full"}
 
 
 @cache
 def document(wires: tuple[Wire, ...], model: str) -> bytes:
     """Returns the document of a server with these wires and a model of this name, as JSON."""
-    described = [
-        (wire, route, _operation(wire, route)) for wire in wires for route in wire.routes if route.kind != "socket"
-    ]  # OpenAPI does not describe WebSockets
+    described = [(wire, route, _operation(wire, route)) for wire in wires for route in wire.routes]
     requests = {operation.request for _, _, operation in described if operation.request is not None}
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -64,21 +88,23 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     for wire, route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
         # If several wires have a path, the first one's route is described. Clients select the others by a header.
-        paths.setdefault(path, {}).setdefault(route.method.lower(), _fields(wire, route, operation, schema_of, model))
+        fields = _fields(wire, route, operation, schema_of, model)
+        first = paths.setdefault(path, {}).setdefault(route.method.lower(), fields)
+        if first is not fields and (content := fields["responses"]["200"].get("content")):
+            first["responses"]["200"]["content"] |= content
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         answers = {"200": {"description": summary, "content": {kind: {}}}}
         if summary.startswith("200 "):
             answers["503"] = {"description": "The server cannot serve now", "content": {kind: {}}}
-        paths[path] = {
-            "get": {
+        for method in ("get", "post") if path == "/ping" else ("get",):
+            paths.setdefault(path, {})[method] = {
                 "tags": ["probes"],
                 "summary": summary,
-                "operationId": path[1:],
+                "operationId": path[1:] if method == "get" else f"{path[1:]}.{method}",
                 "security": [],
                 "responses": answers,
             }
-        }
     for path, (method, summary) in _ADMIN.items():
         paths[path] = {
             method: {
@@ -86,7 +112,11 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 "summary": summary,
                 "operationId": path[1:],
                 "security": [{"admin": []}, {}],
-                "responses": {"200": {"description": summary, "content": {"application/json": {}}}, "default": _FAILED},
+                "responses": {
+                    "200": {"description": summary, "content": {"application/json": {}}},
+                    **_failures(OPENAI, _ANY_ROUTE | {409: "Another one is in progress", 422: "It failed"}),
+                },
+                **({"parameters": [_in_query("drain_first", {"type": "boolean"})]} if path == "/reload" else {}),
             }
         }
     return orjson.dumps(
@@ -96,7 +126,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             "paths": paths,
             "security": [{"key": []}, {}],
             "components": {
-                "schemas": {**{name: dict(schema) for name, schema in components.items()}, "Error": _ERROR},
+                "schemas": {**{name: dict(schema) for name, schema in components.items()}, **_ERRORS},
                 "securitySchemes": {
                     "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
                     "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
@@ -117,23 +147,32 @@ def _operation(wire: Wire, route: WireRoute) -> Operation:
 def _fields(
     wire: Wire, route: WireRoute, operation: Operation, schema_of: Mapping[type[msgspec.Struct], Any], model: str
 ) -> dict[str, Any]:
-    answer: dict[str, Any] = {operation.answer: {}}
-    if operation.stream is not None:
-        answer[operation.stream] = {}
+    types = [kind for kind in (operation.answer, operation.stream) if kind is not None]
+    answer: dict[str, Any] = {"description": "The answer"}
+    if types:
+        answer["content"] = {kind: {} for kind in types}
+    statuses = _ANY_ROUTE if route.method == "GET" else _ANY_ROUTE | _WITH_BODY
+    if wire in (RESPONSES, BATCHES):
+        statuses = statuses | _STORED
+    if route.kind == "socket":
+        statuses = statuses | {426: "The request opens no WebSocket"}
     fields: dict[str, Any] = {
         "tags": [wire.name],
         "summary": operation.summary,
         "operationId": _id(wire, route),
         "responses": {
-            "200": {"description": "The answer", "content": answer},
-            "default": _FAILED,
+            **({"101": {"description": "A WebSocket"}} if route.kind == "socket" else {"200": answer}),
+            **_failures(wire, statuses),
         },
     }
     if route.public:
         fields["security"] = []
         fields["responses"]["304"] = {"description": "The browser has it"}
-    if parameters := list(_parameters(route.path)):
+    in_query = [_in_query(name, schema) for name, schema in operation.query.items()]
+    if parameters := [*_parameters(route.path), *in_query]:
         fields["parameters"] = parameters
+    if operation.form:
+        fields["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": operation.form}}}
     if operation.request is not None:
         content: dict[str, Any] = {"schema": schema_of[operation.request]}
         if operation.example:
@@ -141,6 +180,20 @@ def _fields(
             content["example"] = {**named, **operation.example}
         fields["requestBody"] = {"required": True, "content": {"application/json": content}}
     return fields
+
+
+def _failures(wire: Wire, statuses: Mapping[int, str]) -> dict[str, Any]:
+    """The errors of a route, with the statuses and the schema of its wire."""
+    schema = {"$ref": f"#/components/schemas/{_ERROR_OF.get(wire.name, _OPENAI)}"}
+    found = {wire.package.encode_error(APIError(status, "")).status: text for status, text in statuses.items()}
+    return {
+        str(status): {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in sorted(found.items())
+    }
+
+
+def _in_query(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
 
 
 def _id(wire: Wire, route: WireRoute) -> str:

@@ -1,13 +1,34 @@
 """OpenAI's files and batches."""
 
 from penstock.frontend.batches.batches import BatchFields, cancel_batch, create_batch, list_batches, show_batch
-from penstock.frontend.batches.files import create_file, delete_file, list_files, show_content, show_file
+from penstock.frontend.batches.files import (
+    PURPOSES,
+    SHORTEST,
+    create_file,
+    delete_file,
+    list_files,
+    show_content,
+    show_file,
+)
 from penstock.frontend.describe import Operation
 from penstock.frontend.error_body import encode_error
+from penstock.frontend.requests.pages import QUERY
 
+_PURPOSE = {"enum": list(PURPOSES)}
+_FORM = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": _PURPOSE,
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": SHORTEST},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
 OPERATIONS = {
-    "create_file": Operation(summary="Upload a file of requests, as multipart/form-data"),
-    "list_files": Operation(summary="List files"),
+    "create_file": Operation(summary="Upload a file of requests", form=_FORM),
+    "list_files": Operation(summary="List files", query={**QUERY, "purpose": {"type": "string"}}),
     "show_file": Operation(summary="Show a file's name and size"),
     "show_content": Operation(summary="Download a file", answer="application/octet-stream"),
     "delete_file": Operation(summary="Delete a file"),
@@ -16,7 +37,7 @@ OPERATIONS = {
         request=BatchFields,
         example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     ),
-    "list_batches": Operation(summary="List batches"),
+    "list_batches": Operation(summary="List batches", query=QUERY),
     "show_batch": Operation(summary="Show a batch and its counts"),
     "cancel_batch": Operation(summary="End a batch early"),
 }

@@ -18,7 +18,7 @@ from penstock.frontend.storage.database import Database, storage_of
 PURPOSES = ("batch", "user_data")
 _MAX_FIELD = 256  # bytes
 _MAX_NAME = 255  # characters
-_SHORTEST = 3600  # seconds until a file expires
+SHORTEST = 3600  # seconds until a file expires
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -72,9 +72,9 @@ def expiry(anchor: Any, seconds: Any, param: str, context: RequestContext) -> in
         return int(time.time()) + most
     if anchor != "created_at":
         raise invalid(f'{param}.anchor must be "created_at"', f"{param}.anchor")
-    if not isinstance(seconds, int) or not _SHORTEST <= seconds <= most:
+    if not isinstance(seconds, int) or not SHORTEST <= seconds <= most:
         shown = str(seconds)[:20]
-        raise invalid(f"{param}.seconds is {shown}; it must be from {_SHORTEST} to {most}", f"{param}.seconds")
+        raise invalid(f"{param}.seconds is {shown}; it must be from {SHORTEST} to {most}", f"{param}.seconds")
     return int(time.time()) + seconds
 
 

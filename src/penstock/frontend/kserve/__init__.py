@@ -38,6 +38,8 @@ __all__ = [
 _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
 OPERATIONS: Mapping[str, Operation] = {
+    "load": Operation(summary="Success: the model is loaded", answer=None),
+    "unload": Operation(summary="Refuse: the model stays loaded as long as the server runs", answer=None),
     "read_generate": Operation(summary="Continue a text", request=GenerateFields, example=_EXAMPLE),
     "read_stream": Operation(
         summary="Continue a text in a stream", request=GenerateFields, example=_EXAMPLE, answer="text/event-stream"

@@ -31,9 +31,13 @@ OPERATIONS = {
     "show_version": Operation(summary="The version of Ollama's API"),
     "show_model": Operation(summary="What is known about the model", request=ModelFields, example={}),
     "pull": Operation(
-        summary="Success for the served model; no other is downloaded", request=ModelFields, stream=_NDJSON
+        summary="Download a model, with --manage-models; success at once for the served one",
+        request=ModelFields,
+        stream=_NDJSON,
     ),
-    "delete": Operation(summary="Refused: the served model is in use", request=ModelFields),
+    "delete": Operation(
+        summary="Remove a model that is not served, with --manage-models", request=ModelFields, answer=None
+    ),
 }
 
 __all__ = [

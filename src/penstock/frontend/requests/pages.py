@@ -10,6 +10,11 @@ from penstock.frontend.errors import invalid
 
 MAX_LIMIT = 100
 _MAX_QUERY = 4096  # bytes
+QUERY: dict[str, Any] = {  # the parameters as JSON Schemas
+    "limit": {"type": "integer", "minimum": 1, "maximum": 10_000, "description": f"Above {MAX_LIMIT}: {MAX_LIMIT}"},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string", "description": "The id of the item before the page"},
+}
 
 
 class Page(NamedTuple):

@@ -2,6 +2,7 @@
 
 from penstock.frontend.describe import Operation
 from penstock.frontend.error_body import encode_error
+from penstock.frontend.requests.pages import QUERY
 from penstock.frontend.responses.create import count_input_tokens, create_response
 from penstock.frontend.responses.fields import PromptFields, ResponseFields
 from penstock.frontend.responses.socket import ResponseSocket
@@ -20,7 +21,7 @@ OPERATIONS = {
     "show_response": Operation(summary="Show a stored response"),
     "delete_response": Operation(summary="Delete a stored response"),
     "cancel_response": Operation(summary="Refuse: no response runs in the background"),
-    "list_input_items": Operation(summary="List the input items of a stored response"),
+    "list_input_items": Operation(summary="List the input items of a stored response", query=QUERY),
 }
 
 __all__ = [

@@ -49,18 +49,25 @@ function Fields({ spec, schema, depth = 0 }) {
   </table>`;
 }
 
+// The fields of a form that curl must send.
+function formFlags(schema) {
+  const value = (field) => (field.format === "binary" ? "@FILE" : field.enum?.[0] ?? "VALUE");
+  return (schema?.required ?? []).map((name) => ` -F ${name}=${value(schema.properties[name])}`).join("");
+}
+
 function example(operation) {
-  const body = operation.requestBody?.content["application/json"].example;
+  const body = operation.requestBody?.content["application/json"]?.example;
+  const form = formFlags(operation.requestBody?.content["multipart/form-data"]?.schema);
   const key = readKey() && operation.security?.length !== 0 ? ` \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"` : "";
-  const method = operation.method === "get" || body ? "" : ` -X ${operation.method.toUpperCase()}`;
-  const data = body ? ` \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'` : "";
+  const method = operation.method === "get" || body || form ? "" : ` -X ${operation.method.toUpperCase()}`;
+  const data = body ? ` \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'` : form && ` \\\n ${form}`;
   return `curl${method} ${location.origin}${operation.path}${key}${data}`;
 }
 
 const anchor = (operation) => `${operation.method}${operation.path.replaceAll(/[^\w]+/g, "-")}`;
 
 function Operation({ spec, operation }) {
-  const content = operation.requestBody?.content["application/json"];
+  const [content] = Object.values(operation.requestBody?.content ?? {});
   const [schema] = resolve(spec, content?.schema);
   const text = example(operation);
   const streams = Object.keys(operation.responses["200"]?.content ?? {}).filter((kind) => kind !== "application/json" && operation.requestBody);
