@@ -11,21 +11,22 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import penstock
-from tests.clients.matrix import CLIENTS, Client
+from tests.clients.matrix import CLIENTS, SCHEMATHESIS, Client
 from tests.clients.table import PAGE, Result, read, write
 
 HERE = Path(__file__).parent
 
 
-def chosen(names: list[str]) -> list[Client]:
+def chosen(names: list[str], clients: Sequence[Client] = CLIENTS) -> list[Client]:
     """The clients of these names. Raises SystemExit for an unknown name."""
-    if unknown := set(names) - {name for client in CLIENTS for name in (client.package, client.name)}:
+    if unknown := set(names) - {name for client in clients for name in (client.package, client.name)}:
         raise SystemExit(f"no such client: {', '.join(sorted(unknown))}")
-    return [client for client in CLIENTS if not names or {client.package, client.name} & set(names)]
+    return [client for client in clients if not names or {client.package, client.name} & set(names)]
 
 
 def run(clients: list[Client], environments: Path) -> dict[Client, Result]:
@@ -65,7 +66,7 @@ def main() -> None:
     """Runs a command of the module's docstring."""
     match sys.argv[1:]:
         case ["install", folder, *names]:
-            for client in chosen(names):
+            for client in chosen(names, (*CLIENTS, SCHEMATHESIS)):
                 client.install(Path(folder).absolute())
         case ["run", folder, *names]:
             results = run(chosen(names), Path(folder).absolute())

@@ -107,3 +107,5 @@ CLIENTS = (
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
     Client("sentence-transformers", "6.2.0", "test_sentence_transformers.py", _SENTENCES, ("torch==2.13.0",)),
 )
+# Not a client: test_schemathesis.py has it send what the OpenAPI document allows, and what it does not.
+SCHEMATHESIS = Client("schemathesis", "4.32.5", "test_schemathesis.py", "requests made from the OpenAPI document")

@@ -168,6 +168,9 @@ def _fields(
     if route.public:
         fields["security"] = []
         fields["responses"]["304"] = {"description": "The browser has it"}
+    if "{" in route.path and wire.name in _ERROR_OF:  # a path with a line feed is no route's, whose errors are OpenAI's
+        missing = fields["responses"]["404"]["content"]["application/json"]
+        missing["schema"] = {"anyOf": [missing["schema"], {"$ref": f"#/components/schemas/{_OPENAI}"}]}
     in_query = [_in_query(name, schema) for name, schema in operation.query.items()]
     if parameters := [*_parameters(route.path), *in_query]:
         fields["parameters"] = parameters
