@@ -8,6 +8,7 @@ from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from penstock.kernels.native.build import CPP, digest
 from penstock.kernels.native.structs import PackJob, TaggedOp
 
 LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # tests use other builds
@@ -43,8 +44,13 @@ def native_library() -> ctypes.CDLL | None:
     library.penstock_pack.argtypes = (c_void_p,)
     library.penstock_dequantize.restype = c_int64
     library.penstock_dequantize.argtypes = (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p)
-    if library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
-        logger.warning("%s is of another version of penstock, so torch's kernels are used: reinstall penstock", LIBRARY)
+    stale = CPP.is_dir() and library.penstock_digest().decode() != digest()
+    if stale or library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
+        logger.warning(
+            "%s was built from other sources than those of this version, so torch's kernels are used, which are several "
+            "times slower: reinstall penstock (in a clone: make install)",
+            LIBRARY,
+        )
         return None
     return library
 
