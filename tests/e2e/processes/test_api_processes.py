@@ -170,9 +170,8 @@ def test_sigterm_to_the_group_lets_streams_finish(server: Server) -> None:
     group = [server.process.pid, *children(server.process.pid)]
 
     async def ended() -> list[tuple[str, str]]:
-        tasks = [asyncio.create_task(stream(server, seed)) for seed in range(STREAMS)]
-        while metric(server, "num_requests_running") < STREAMS:
-            await asyncio.sleep(0.02)
+        tasks = [asyncio.create_task(stream(server, seed, 4 * TOKENS)) for seed in range(STREAMS)]
+        await reaches(server, "num_requests_running", STREAMS)
         os.killpg(server.process.pid, signal.SIGTERM)
         return await asyncio.gather(*tasks)
 
