@@ -24,7 +24,7 @@ SMALL = {
     "PENSTOCK_THREADS": "1",
     "PENSTOCK_KV_CACHE_MEMORY": "512MiB",
 }  # for what makes an engine: tests share a machine
-SHORT = {"PENSTOCK_MAX_MODEL_LEN": "1024"}  # for servers: an example without max_tokens gets thousands at times
+SHORT = {"PENSTOCK_MAX_MODEL_LEN": "1024"}  # for servers of text: an answer without max_tokens may be long
 
 _SERVE = re.compile(r"(?:\S*/)?penstock serve\b")
 _SERVES = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?penstock|make) serve\b")
@@ -58,7 +58,7 @@ class Served:
             self.process = subprocess.Popen(
                 bound(["bash", "-c", command]),
                 cwd=folder,
-                env={**environment, **SMALL, **SHORT},
+                env={**environment, **SMALL, **({} if "minilm" in command else SHORT)},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,

@@ -23,7 +23,7 @@ MOMENTS = {
 }
 
 
-def child() -> int:
+def engine_pid() -> int:
     (pid,) = children(os.getpid())
     return pid
 
@@ -37,11 +37,11 @@ async def main(moment: str) -> None:
     starting = asyncio.create_task(spawn(config(MOMENTS[moment]), ENGINE))
     await asyncio.sleep(0)
     if moment == "starting":
-        print(child(), flush=True)
+        print(engine_pid(), flush=True)
         time.sleep(60)  # and never looks at what the engine says
     if moment == "loading":
         await asyncio.sleep(1)
-        print(child(), flush=True)
+        print(engine_pid(), flush=True)
         await asyncio.sleep(60)
     client = await starting
     if moment != "idle":

@@ -23,7 +23,8 @@ from penstock.api.outputs import (
     ScoringRequestOutput,
 )
 from penstock.api.params import SamplingParams
-from penstock.api.vllm_arguments import without_vllms
+from penstock.api.vllm_arguments import GPU_ONLY, without_vllms
+from penstock.cli.device import detect_device
 from penstock.cli.engine import verified
 from penstock.cli.prepare import find_given, prepare_found, read_given, served_model
 from penstock.config.wrong_setting import LIBRARY
@@ -68,7 +69,11 @@ class AsyncLLM:
         Arguments of vLLM that Penstock does not need are taken (`vllm_arguments.py`). Raises ValueError for a model or
         a setting that is wrong, and EngineError if the engine does not start.
         """
-        prepared = prepare_found(find_given(read_given(model, without_vllms(settings), LIBRARY)))
+        found = find_given(read_given(model, without_vllms(settings), LIBRARY))
+        hardware = detect_device(found.given.settings.device)
+        if hardware.device == "cpu":
+            found = found.changed(LIBRARY, **dict.fromkeys(GPU_ONLY))
+        prepared = prepare_found(found, hardware)
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+GPU_ONLY = ("gpu_memory_utilization", "enforce_eager")  # scripts have them everywhere; on a CPU they say nothing
 _DECIDED = "the model decides what it gives"
 # The values that change nothing here, and why no other is taken.
 _TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -25,7 +25,7 @@ from penstock.schedule import Scheduler
 ADMISSION_SECONDS = 0.002  # of each step that adding new requests may take
 COMPILER_SECONDS = 0.001  # between looks at grammars that are being compiled while there is nothing else to do
 HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
-STATS_SECONDS = 0.2  # between statistics while the same number of sequences runs
+STATS_SECONDS = 0.05  # between statistics while the same number of sequences runs
 
 log = logging.getLogger(__name__)
 

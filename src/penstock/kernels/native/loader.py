@@ -47,7 +47,7 @@ def native_library() -> ctypes.CDLL | None:
     stale = CPP.is_dir() and library.penstock_digest().decode() != digest()
     if stale or library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
         logger.warning(
-            "%s was built from other sources than those of this version, so torch's kernels are used, which are several "
+            "%s was built from other sources than this version's, so torch's kernels are used, which are several "
             "times slower: reinstall penstock (in a clone: make install)",
             LIBRARY,
         )
