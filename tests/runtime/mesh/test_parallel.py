@@ -145,7 +145,7 @@ TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2
         ("deepseek_v3", TENSOR, "native", "memory"),  # latents on both ranks, heads divided
         pytest.param("deepseek_v3", PIPELINE, "native", "gloo", marks=pytest.mark.rare),
         pytest.param("gpt_oss", TENSOR, "native", "memory", marks=pytest.mark.rare),  # sinks are divided
-        pytest.param("gemma4", TENSOR, "native", "gloo", marks=pytest.mark.rare),  # two kinds of pages
+        pytest.param("gemma4_separate", TENSOR, "native", "gloo", marks=pytest.mark.rare),  # two kinds of pages
     ],
     ids=str,
 )
