@@ -8,6 +8,10 @@ Each tree serves the same model and gets the same greedy requests, one at a time
 execute meanwhile is counted, so the figures hardly vary and do not depend on other programs. Work in native code is not
 counted. Timers run by the clock, so what an idle server executes in the same time is subtracted; `idle` has it per
 second. `--new-flags` turns off what the older tree did not have: give both the same defaults for sampling.
+
+"decode, N sequences" is per decode step: a request with N choices is sent with two limits of tokens, and the difference
+of the counts is divided by the difference of the limits. While it counts, the API process is too slow to read each
+token by itself and merges some, in numbers that depend on time: its figures for many sequences vary by a few percent.
 """
 
 import json
@@ -25,10 +29,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from results import parser, write
+from results import commit_of, parser, write
 
 COUNTS = "BYTECODES_FOLDER"  # environment variable: where processes write what they have counted
 TOKENS = 32
+SEQUENCES = (1, 8, 32)  # of the decode steps that are counted
+STEPS = 64  # by which the longer one of two requests is longer
 PAUSE = 1.3  # seconds until a process acts on a signal: an idle engine wakes once a second
 CHAT = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,13 +112,14 @@ class Served:
         self._processes = {"api": self._process.pid, "engine": int(children[0])}
         self._model = self._get("/v1/models")["data"][0]["id"]
 
-    def count(self, case: str | None, requests: int, seconds: float = 0.0) -> tuple[Counts, float]:
-        """What each process executes by function for so many requests, or in so many seconds without; the seconds."""
+    def count(self, case: str | None, requests: int, seconds: float = 0.0, **more: int) -> tuple[Counts, float]:
+        """What each process executes by function for so many requests, or in so many seconds without; the seconds.
+        `more`: fields of the requests."""
         self._toggle()
         began = time.monotonic()
         for _ in range(requests if case else 0):
             path, fields = CASES[case or ""]
-            body = {"model": self._model, "max_tokens": TOKENS, "ignore_eos": True, **fields}
+            body = {"model": self._model, "max_tokens": TOKENS, "ignore_eos": True, **fields, **more}
             self._get(path, json.dumps(body).encode())
         time.sleep(seconds)
         elapsed = time.monotonic() - began
@@ -156,7 +163,8 @@ class Served:
 
 
 def measure(source: Path, model: list[str], flags: list[str], requests: int) -> dict[str, Counts]:
-    """Bytecodes of one tree by process and function: per second without requests, and per request of each case."""
+    """Bytecodes of one tree by process and function: per second without requests, per request of each case, and per
+    decode step of several sequences."""
     with tempfile.TemporaryDirectory() as folder:
         served = Served(source.resolve(), model, flags, Path(folder))
         try:
@@ -165,11 +173,23 @@ def measure(source: Path, model: list[str], flags: list[str], requests: int) -> 
             counts, seconds = served.count(None, 0, 5.0)
             idle = {name: _scaled(count, 1 / (seconds + PAUSE)) for name, count in counts.items()}
             found: dict[str, Counts] = {"idle": idle}
-            for case in CASES:
-                counts, seconds = served.count(case, requests)
+
+            def busy(case: str, **more: int) -> Counts:
+                """What each process executes for a request, without what it does by the clock."""
+                counts, seconds = served.count(case, requests, **more)
+                print(f"{source}: {requests} of {case} {more or ''} in {seconds:.1f} s", file=sys.stderr, flush=True)
                 for name, count in counts.items():
                     count.subtract(_scaled(idle[name], seconds + PAUSE))
-                found[case] = {name: _scaled(count, 1 / requests) for name, count in counts.items()}
+                return {name: _scaled(count, 1 / requests) for name, count in counts.items()}
+
+            found |= {case: busy(case) for case in CASES}
+            for n in SEQUENCES:
+                short, long = busy("completion", n=n), busy("completion", n=n, max_tokens=TOKENS + STEPS)
+                for name, count in long.items():
+                    count.subtract(short[name])
+                found[f"decode, {n} sequence{'s' * (n > 1)}"] = {
+                    name: _scaled(count, 1 / STEPS) for name, count in long.items()
+                }
             return found
         finally:
             served.close()
@@ -204,7 +224,9 @@ def main() -> None:
             old, new = counts.total(), after.total()
             row = {"case": case, "process": process, "old": round(old), "new": round(new), "ratio": round(new / old, 3)}
             rows.append(row | {"changed": _changed(counts, after, args.functions)})
-    write({"benchmark": "bytecodes", "tokens": TOKENS, "requests": args.requests, "rows": rows}, args.json)
+    commits = {"old": commit_of(args.old), "new": commit_of(args.new)}
+    result = {"benchmark": "bytecodes", "trees": commits, "model": Path(args.model).name, "new_flags": args.new_flags}
+    write({**result, "tokens": TOKENS, "requests": args.requests, "rows": rows}, args.json)
 
 
 if __name__ == "__main__":
