@@ -3,10 +3,13 @@
     python benchmarks/load_tools.py --vllm VLLM --aiperf AIPERF --json benchmarks/results/avx2/load_tools.json
 
 VLLM and AIPERF are the commands in environments of their own. The default model is served. Each tool sends as many
-requests of the same size, as many at a time, in its own way. Percentages are against the first tool's medians.
+requests of the same size at the same constant rate, whether or not answers have come: if it sent the next request after
+an answer, its own delay before that request would decide for which step the request waits, and so the TTFT.
+Percentages are against the first tool's medians.
 
 On a small machine a tool takes processor time from the server, and so changes what it measures. With `--pace` the
-engine is the simulated one of streaming.py, which takes the same time for a step whoever else runs.
+engine is the simulated one of streaming.py, which takes the same time for a step whoever else runs. The gap between
+two requests should not be a multiple of that time, or all requests would wait equally long for their first step.
 """
 
 import argparse
@@ -46,7 +49,7 @@ class Load:
         self.url = url
         self.model = SIMULATED if args.pace else MODEL
         self.prompts = str(args.prompts)
-        self.at_a_time = str(args.concurrency)
+        self.rate = str(args.rate)
         self.prompt_len = str(args.input_len)
         self.output_len = str(args.output_len)
         self.folder = folder
@@ -92,7 +95,8 @@ def penstock(load: Load) -> dict[str, float]:
     options = {
         "--url": load.url,
         "--num-prompts": load.prompts,
-        "--concurrency": load.at_a_time,
+        "--request-rate": load.rate,
+        "--burstiness": "inf",
         "--input-len": load.prompt_len,
         "--output-len": load.output_len,
         "--json": str(out),
@@ -111,7 +115,8 @@ def vllm(program: str, load: Load) -> dict[str, float]:
         "--dataset-path": load.texts["prompt"],
         "--custom-output-len": load.output_len,
         "--num-prompts": load.prompts,
-        "--max-concurrency": load.at_a_time,
+        "--request-rate": load.rate,
+        "--burstiness": "inf",
         "--result-dir": str(load.folder),
         "--result-filename": "vllm.json",
     }
@@ -133,7 +138,8 @@ def aiperf(program: str, load: Load) -> dict[str, float]:
         "--input-file": load.texts["text"],
         "--extra-inputs": f"ignore_eos:true,max_tokens:{load.output_len}",
         "--request-count": load.prompts,
-        "--concurrency": load.at_a_time,
+        "--request-rate": load.rate,
+        "--request-rate-mode": "constant",
         "--workers-max": "1",  # by default a dozen processes, more than a small machine has room for
         "--record-processors": "1",
         "--artifact-dir": str(artifacts),
@@ -154,9 +160,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vLLM")
     arguments.add_argument("--aiperf", metavar="PROGRAM", help="of an environment with aiperf")
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--prompts", type=int, default=64)
-    arguments.add_argument("--concurrency", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=1)
+    arguments.add_argument("--prompts", type=int, default=48)
+    arguments.add_argument("--rate", type=float, default=1.0, help="requests a second")
     arguments.add_argument("--input-len", type=int, default=128)
     arguments.add_argument("--output-len", type=int, default=64)
     arguments.add_argument("--pace", type=float, help="tokens a second of a request, by a simulated engine")
@@ -170,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         port = free_port()
-        simulated = api_command(port, args.concurrency, args.pace)
+        simulated = api_command(port, args.prompts, args.pace)
         with running(simulated, port) if args.pace else serving(FLAGS, folder, port):
             url = f"http://127.0.0.1:{port}"
             load = Load(url, args, folder)
@@ -189,7 +195,7 @@ def main() -> None:
     ]
     columns = [("tool", "tool"), ("output tok/s", FIGURES[0]), ("TTFT ms", FIGURES[1]), ("TPOT ms", FIGURES[2])]
     show_table("one server, by each tool", columns, rows)
-    keys = ("rounds", "prompts", "concurrency", "input_len", "output_len", "pace")
+    keys = ("rounds", "prompts", "rate", "input_len", "output_len", "pace")
     settings = {key: getattr(args, key) for key in keys}
     result: dict[str, Any] = {"benchmark": "load_tools", "model": load.model, **settings, "medians": medians}
     write(result | {"rounds_of_each": rounds}, args.json)

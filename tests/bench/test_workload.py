@@ -51,6 +51,10 @@ def test_gamma_arrivals_have_the_rate_and_the_burstiness_asked_for(burstiness: f
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(variation, rel=0.05)
 
 
+def test_infinite_burstiness_gives_equal_gaps() -> None:
+    assert arrivals(4, 4.0, float("inf"), random.Random(0)) == [0.0, 0.25, 0.5, 0.75]
+
+
 def test_without_a_rate_everything_arrives_at_once() -> None:
     assert arrivals(3, None, 1.0, random.Random(0)) == [0.0] * 3
 

@@ -286,7 +286,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--shared-prefix": (("all", "from 0"), ("-1", "from 0")),
         "--vocab-size": (("all", "from 16"), ("2", "from 16")),
         "--request-rate": (("fast", "give a number"), ("0", "give a number above 0"), ("nan", "give a number above 0")),
-        "--burstiness": (("high", "give a number"), ("-1", "give a number above 0"), ("inf", "give a number above 0")),
+        "--burstiness": (("high", "give a number"), ("-1", "give a number above 0"), ("nan", "inf for equal gaps")),
         "--concurrency": (("all", "from 1"), ("0", "from 1"), ("100001", "to 100000")),
         "--slo": (("speed=1", "ttft"), ("ttft=soon", "in seconds"), ("", "ttft=0.5,tpot=0.05")),
         "--seed": (("random", "give a whole number from 0"), ("-1", "from 0")),

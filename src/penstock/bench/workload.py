@@ -80,12 +80,13 @@ def fixed(case: Case, vocab_size: int, seed: int = 0) -> list[WorkloadRequest]:
 
 
 def arrivals(count: int, rate: float | None, burstiness: float, source: random.Random) -> list[float]:
-    """Arrival times at `rate` per second. Gaps have a gamma distribution of shape `burstiness` (1: Poisson).
-
-    Without a rate, all arrive at once.
+    """Arrival times at `rate` per second. Gaps have a gamma distribution of shape `burstiness` (1: Poisson; infinity:
+    all are equal). Without a rate, all arrive at once.
     """
     if rate is None:
         return [0.0] * count
+    if math.isinf(burstiness):
+        return [i / rate for i in range(count)]
     now, times = 0.0, []
     for _ in range(count):
         times.append(now)

@@ -93,5 +93,9 @@ def test_where_every_request_fails_the_reason_is_one_line(
 def test_rates_are_above_0(value: float) -> None:
     with pytest.raises(ValueError, match=r"--request-rate is .*: give a number above 0"):
         online("http://127.0.0.1:9", None, None, replace(LOAD, request_rate=value), None)
-    with pytest.raises(ValueError, match=r"--burstiness is .*: give a number above 0"):
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_burstiness_is_above_0(value: float) -> None:
+    with pytest.raises(ValueError, match=r"--burstiness is .*: give a number above 0, or inf for equal gaps"):
         online("http://127.0.0.1:9", None, None, replace(LOAD, burstiness=value), None)

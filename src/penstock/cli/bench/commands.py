@@ -70,9 +70,10 @@ class Load:
 
     def items(self) -> list[WorkloadRequest]:
         """Returns the requests. Raises ValueError that names the wrong flag."""
-        for flag, value in (("--request-rate", self.request_rate), ("--burstiness", self.burstiness)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{flag} is {value:g}: give a number above 0")
+        if self.request_rate is not None and not 0 < self.request_rate < math.inf:
+            raise ValueError(f"--request-rate is {self.request_rate:g}: give a number above 0")
+        if not self.burstiness > 0:
+            raise ValueError(f"--burstiness is {self.burstiness:g}: give a number above 0, or inf for equal gaps")
         return mixed(
             self.num_prompts,
             _length_range("--input-len", self.input_len),
