@@ -346,7 +346,7 @@ def bench_serve(
         float,
         typer.Option(
             metavar="N",
-            help="Shape of the gamma distribution of gaps between requests: 1 is Poisson, less is burstier, inf means equal gaps.",
+            help="Shape of the gamma distribution of gaps between requests: 1 is Poisson, less burstier, inf equal gaps.",
         ),
     ] = 1.0,
     concurrency: Annotated[
