@@ -38,7 +38,7 @@ def add_model_commands(app: typer.Typer) -> None:
         short_help="Write the SHA-256 sums of a model's files.",
         help="Write the SHA-256 sums of a model's files to SHA256SUMS in the same folder. Every start checks them.",
     )(_manifest)
-    app.command("models", help="Show the supported architectures, and which features work with each.")(_models)
+    app.command("models", help="Show the supported architectures and their features.")(_models)
     app.command("rm", cls=PlainUsage, help="Remove a model from Hugging Face's cache.")(_rm)
 
 
