@@ -133,8 +133,8 @@ def test_pull_and_the_commands_about_models(hub: StandInHub, environment: dict[s
 
 
 def test_run(environment: dict[str, str]) -> None:
-    said = run(environment, "run", NAME, "What is the capital of France?", "--temperature", "0", *ENGINE)
-    assert "waiting for http" in said and "Paris" in said
+    said = run(environment, "run", NAME, "What is the capital of Germany?", "--temperature", "0", *ENGINE)
+    assert "waiting for http" in said and "Berlin" in said
     run(
         environment, "run", "Go on: " + "one two three four five six seven eight. " * 180, "--max-tokens", "64", *ENGINE
     )
