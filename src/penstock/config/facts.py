@@ -52,8 +52,8 @@ class GroupFacts(msgspec.Struct, frozen=True):
 
 
 class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Matrices of one shape and kind, as the model executes them: q, k and v are one, or one each if they have formats
-    of their own (see Parameter.sections)."""
+    """Matrices of one shape and kind, as the model executes them. q, k and v are one matrix if they have one format,
+    else a matrix for each format (see Parameter.sections)."""
 
     rows: int
     columns: int

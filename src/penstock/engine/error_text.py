@@ -18,9 +18,10 @@ def is_for_user(error: Exception) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error that was written for a user. For any other error, return its type, message and the
-    last
-    lines of its traceback, and log all of it."""
+    """Return the message of an error that was written for a user.
+
+    For any other error, return its type, its message and the last lines of its traceback, and log all of it.
+    """
     if is_for_user(error):
         return str(error)
     log.error("this process has failed", exc_info=error)

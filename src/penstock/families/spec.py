@@ -120,9 +120,10 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """The settings that all layers of an encoder share, and how its text becomes vectors. Norms are LayerNorm, and a
-    norm or a
-    matrix has a bias if there is a parameter of its name."""
+    """The settings that all layers of an encoder share, and how its text becomes vectors.
+
+    Norms are LayerNorm. A norm or a matrix has a bias if there is a parameter of its name.
+    """
 
     activation: EncoderActivation
     gated: bool = False  # `up` has two halves: activation(first) * second

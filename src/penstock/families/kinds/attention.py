@@ -118,7 +118,7 @@ _GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
         "sinks.weight": "rows",
     }
 )
-# of norms that have weights of their own for each head
+# How ranks divide norms whose heads have separate weights.
 _OWN_NORMS: Mapping[str, Cut] = MappingProxyType({"q_norm.weight": "rows", "k_norm.weight": "rows"})
 
 

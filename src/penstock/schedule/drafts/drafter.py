@@ -16,7 +16,7 @@ PRIOR_WEIGHT = 8.0  # drafts
 OWN_WEIGHT = 4.0  # drafts, as many right as expected, beside a sequence's own
 OWN_COUNTED = 4  # drafts of a step that count for the sequence: a long copy must not hide that it has ended
 MEMORY = 0.8  # the weight of a sequence's earlier drafts when new ones are counted
-MOST_SURE = 0.98  # copies differ where nobody expects it, and a step with 31 drafts takes a few plain ones
+MOST_SURE = 0.98  # a copy may differ at any token, and a step with 31 drafts takes as long as a few plain steps
 MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 
 

@@ -81,7 +81,7 @@ class DraftCursor:
             return start
 
     def _end(self, start: int, at: int) -> int:
-        """Where the search for a token from `start` on ends."""
+        """Returns the place before which a search that begins at `start` ends."""
         return start + LEFT_OUT
 
     def search(self, sequence: Line[int]) -> None:

@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class LayerParts(NamedTuple):
-    """What becomes a layer."""
+    """The parts of a checkpoint that become one layer."""
 
     attention: str  # "mamba" or "attention"
     mlp: str  # "mlp", "moe" or, without one, ""
