@@ -80,7 +80,7 @@ function Operation({ spec, operation }) {
     <p class="summary">${operation.summary}${operation.security?.length === 0 && html`<span class="tag">no key needed</span>`}${streams.map((kind) => html`<span class="tag">streams ${kind}</span>`)}</p>
     <div class="snippet"><${Code} text=${text} lang="bash" /><${CopyButton} text=${text} label="Copy the command" /></div>
     ${schema.properties && html`<details class="body"><summary>Body: ${Object.keys(schema.properties).length} parameters</summary><${Fields} spec=${spec} schema=${schema} /></details>`}
-    ${objects(spec, answer, "").map(([, one]) => html`<details class="body"><summary>Answer: ${Object.keys(one.properties).length} fields</summary><${Fields} spec=${spec} schema=${one} /></details>`)}
+    ${objects(spec, answer, "").map(([, one], i) => html`<details class="body"><summary>${i ? "Or" : "Answer"}: ${Object.keys(one.properties).length} fields</summary><${Fields} spec=${spec} schema=${one} /></details>`)}
   </section>`;
 }
 
