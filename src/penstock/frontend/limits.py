@@ -22,6 +22,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
     max_answer_bytes: int = 32 << 20  # estimated from tokens and log-probabilities
+    max_unread_bytes: int = 256 << 20  # of all answers over 64 KiB that are being made, or that clients have not read
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries
@@ -58,6 +59,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             max_buffered_bytes=-(-self.max_buffered_bytes // processes),
+            max_unread_bytes=-(-self.max_unread_bytes // processes),
             max_in_flight=-(-self.max_in_flight // processes),
             max_sockets=-(-self.max_sockets // processes),
         )

@@ -61,7 +61,8 @@ def check_count(count: int, param: str, context: RequestContext) -> None:
 
 
 def check_answer(count: int, width: int, context: RequestContext) -> None:
-    """Raises APIError 400 if so many vectors are more than an answer may have."""
+    """Raises APIError 400 if so many vectors are more than an answer may have, and 429 if too many bytes of answers are
+    held."""
     size, limit = count * width * NUMBER_BYTES, context.limits.max_answer_bytes
     if size > limit:
         raise invalid(
@@ -70,6 +71,7 @@ def check_answer(count: int, width: int, context: RequestContext) -> None:
             "input",
             "answer_too_large",
         )
+    context.reserve(size)
 
 
 def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
