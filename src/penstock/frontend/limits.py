@@ -16,6 +16,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_json_depth: int = 64
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128
+    max_pipelined: int = 16  # requests on a connection that wait for the answers before theirs
     max_prompts: int = 64  # in one completion request
     max_inputs: int = 2048  # texts in one request for embeddings, scores or labels
     max_choices: int = 32  # n
