@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
+from penstock.config.facts import PoolingFacts
 from penstock.frontend import RequestLimits, ServedModel, create_app, serve
 from penstock.frontend.http.access import Access
 from penstock.observe.metrics import Metrics
@@ -126,7 +127,7 @@ def parse_events(body: bytes) -> list[Any]:
 
 @pytest.fixture
 def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
-    """make_site(output=, limits=, defaults=, aliases=, max_model_len=, template=, and the ServerConfig's fields)."""
+    """make_site(output=, limits=, defaults=, aliases=, max_model_len=, template=, pooling=, ServerConfig fields)."""
 
     def make(
         output: Output = lambda request, choice: [20 + choice],
@@ -136,13 +137,21 @@ def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
         aliases: tuple[str, ...] = (),
         max_model_len: int = 64,
         template: bool = True,
+        pooling: PoolingFacts | None = None,
         **config: Any,
     ) -> Site:
         tokenizer = tokenizers[0 if template else 1]
         eos = tokenizer.encode("<|im_end|>")[0]
         engine = ScriptedClient(output, vocab_size=tokenizer.vocab_size + 5, eos=eos, max_model_len=max_model_len)
+        engine.width = 0 if pooling is None else pooling.width
         model = ServedModel(
-            name=NAME, client=engine, tokenizer=tokenizer, created=1, aliases=aliases, defaults=defaults or {}
+            name=NAME,
+            client=engine,
+            tokenizer=tokenizer,
+            created=1,
+            aliases=aliases,
+            defaults=defaults or {},
+            pooling=pooling,
         )
         metrics = Metrics(CollectorRegistry())
         settings = ServerConfig(served_model_name=NAME, **{"state_dir": "none", **config})
