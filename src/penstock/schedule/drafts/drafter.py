@@ -132,10 +132,8 @@ class Drafter:
             return None
         matched, text, cursor = best
         kind = text * LEVELS + min(max(matched - 1, 0).bit_length(), LEVELS - 1)
-        # A sequence's own drafts only lower the probability. If they raised it, each step of a copy would have the most
-        # drafts, though every copy ends.
-        own = min((OWN_WEIGHT + self._right) / (OWN_WEIGHT + self._expected), 1.0)
-        return Candidate(cursor, kind, min(acceptance.probability(kind) * own, MOST_SURE))
+        probability = acceptance.probability(kind) * (OWN_WEIGHT + self._right) / (OWN_WEIGHT + self._expected)
+        return Candidate(cursor, kind, min(probability, MOST_SURE))
 
     @staticmethod
     def forced(token_ids: tuple[int, ...], acceptance: Acceptance) -> Candidate:
