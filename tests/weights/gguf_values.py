@@ -114,7 +114,7 @@ class Values:
 
 def values_of(weight: Any) -> Floats:
     """The values of a parameter that is fp32, or packed as fp32 or as codes, for a CPU or for a GPU."""
-    if isinstance(weight, SectionedWeight | device.SectionedWeight):
+    if isinstance(weight, SectionedWeight | device.JoinedWeight):
         return np.concatenate([values_of(section) for section in weight.sections])
     if isinstance(weight, device.CodedWeight):
         return device.dense(weight).numpy()

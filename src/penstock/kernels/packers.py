@@ -19,8 +19,8 @@ from penstock.kernels.registry import Needs, Platform
 from penstock.kernels.triton.repack import put_stored
 from penstock.kernels.triton.weights import (
     CodedWeight,
+    JoinedWeight,
     QuantizedWeight,
-    SectionedWeight,
     check_rows,
     empty_codes,
     empty_weight,
@@ -148,11 +148,9 @@ class DeviceSections:
         assert isinstance(packer, CodePacker)
         packer.put_stored(first, rows, stored)
 
-    def finish(self) -> SectionedWeight:
+    def finish(self) -> JoinedWeight:
         finished = (packer.finish() for _, packer in self._sections)
-        return SectionedWeight(
-            tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in finished)
-        )
+        return JoinedWeight(tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in finished))
 
     def _at(self, start: int) -> tuple[Packer, int]:
         """The packer of a row, and the row's number there."""

@@ -1,19 +1,14 @@
-"""Weights of codes on a GPU, of GGUF files and of int4: their values, products, and rows."""
+"""Weights of codes on a GPU, as GGUF files and int4 have them: their products, and rows of embeddings."""
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.config.weights import GGUF_FORMATS, WeightFormat, device_bytes, device_int4, format_of
-from penstock.kernels import detect_platform
+from penstock.config.weights import GGUF_FORMATS, WeightFormat, device_int4, format_of
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.repack import put_stored
-from penstock.kernels.triton.weights import CodedWeight, SectionedWeight, dense, empty_codes, pack
-from tests.gguf.blocks import TYPES, random_rows, reference
+from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, dense, empty_codes, pack
 from tests.kernels.native.reference import JOINED
 from tests.kernels.triton.device import DEVICE, there
 
@@ -22,7 +17,6 @@ FORMATS: dict[str, WeightFormat] = {
     **{"+".join(names): format_of(names) for names in JOINED},
     **{f"int4-{group}": device_int4(group) for group in (32, 64, 128)},
 }
-needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -45,48 +39,6 @@ def random_codes(fmt: WeightFormat, n: int, k: int, seed: int = 0) -> CodedWeigh
     return there(weight)
 
 
-def stored_rows(stored: str, rows: int, k: int, seed: int) -> NDArray[np.uint8]:
-    data = random_rows(stored, rows, k, seed=seed)
-    if stored == "MXFP4":  # the exponents for which scales are exact as fp16
-        data.reshape(-1, 17)[:, 0] = np.random.default_rng(seed).integers(104, 143, data.size // 17)
-    return data
-
-
-@needs_native
-@pytest.mark.parametrize("names", [*((name,) for name in TYPES), *JOINED], ids="+".join)
-@pytest.mark.parametrize("k", [256, 768])
-def test_a_files_codes_keep_their_values(names: tuple[str, ...], k: int) -> None:
-    rows = 21
-    weight = empty_codes(rows * len(names), k, format_of(names), DEVICE)
-    want = []
-    for i, name in enumerate(names):
-        data = stored_rows(name, rows, k, seed=i)
-        for start, stop in ((16, rows), (0, 16)):
-            put_stored(weight, rows * i + start, torch.from_numpy(data[start:stop].copy()), name)
-        want.append(reference(name, data))
-    np.testing.assert_array_equal(dense(weight).cpu().numpy(), np.concatenate(want))
-    assert weight.nbytes == device_bytes(*weight.shape, weight.format, 0)
-
-
-@needs_native
-@pytest.mark.parametrize("stored", [name for name in TYPES if not GGUF_FORMATS[name].supers(256)])
-def test_rows_need_not_have_whole_runs(stored: str) -> None:
-    data = stored_rows(stored, 5, 96, seed=3)
-    weight = empty_codes(5, 96, GGUF_FORMATS[stored], DEVICE)
-    put_stored(weight, 0, torch.from_numpy(data), stored)
-    np.testing.assert_array_equal(dense(weight).cpu().numpy(), reference(stored, data))
-    x = normal(2, 96).bfloat16()
-    assert_product(x, weight, TritonLinear().logits(there(x), weight))
-
-
-@needs_native
-def test_scales_that_are_not_finite_are_refused() -> None:
-    data = np.full((2, 34), 255, np.uint8)
-    weight = empty_codes(2, 32, GGUF_FORMATS["Q8_0"], DEVICE)
-    with pytest.raises(ValueError, match="2 rows hold infinity or NaN"):
-        put_stored(weight, 0, torch.from_numpy(data), "Q8_0")
-
-
 def assert_product(x: Tensor, weight: CodedWeight, got: Tensor, added: Tensor | float = 0.0) -> None:
     """`got` is x times the values, which are rounded to x's dtype. A GPU adds a minimum without rounding the product
     first, so one value in thousands may become its neighbour."""
@@ -102,6 +54,12 @@ def assert_product(x: Tensor, weight: CodedWeight, got: Tensor, added: Tensor | 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     weight, x = random_codes(FORMATS[name], 37, 544), normal(3, 544).to(dtype)
+    assert_product(x, weight, TritonLinear().logits(there(x), weight))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q5_1"])
+def test_rows_need_not_have_whole_runs(name: str) -> None:
+    weight, x = random_codes(FORMATS[name], 5, 96), normal(2, 96).bfloat16()
     assert_product(x, weight, TritonLinear().logits(there(x), weight))
 
 
@@ -129,8 +87,8 @@ def test_sections_are_multiplied_side_by_side() -> None:
     bias = there(normal(80).bfloat16())
     for fixed in (False, True):
         linear = TritonLinear(fixed=fixed)
-        whole = linear.pack(SectionedWeight((*parts, floats)), bias)
-        assert isinstance(whole, SectionedWeight)
+        whole = linear.pack(JoinedWeight((*parts, floats)), bias)
+        assert isinstance(whole, JoinedWeight)
         each = [linear.pack(part, own) for part, own in zip((*parts, floats), bias.split([40, 24, 16]), strict=True)]
         want = torch.cat([linear(there(x), weight) for weight in each], 1)
         assert torch.equal(linear(there(x), whole), want)

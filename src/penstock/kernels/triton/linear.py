@@ -13,7 +13,7 @@ from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.quantized import QuantizedRows, quantize_rows
-from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, SectionedWeight, Weight
+from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, QuantizedWeight, Weight
 
 Rows = Tensor | QuantizedRows
 
@@ -36,10 +36,10 @@ class TritonLinear:
             return DenseWeight(weight, bias)
         if bias is None:
             return weight
-        if isinstance(weight, SectionedWeight):
+        if isinstance(weight, JoinedWeight):
             biases = bias.split([section.shape[0] for section in weight.sections])
             sections = zip(weight.sections, biases, strict=True)
-            return SectionedWeight(tuple(replace(section, bias=own) for section, own in sections))
+            return JoinedWeight(tuple(replace(section, bias=own) for section, own in sections))
         return replace(weight, bias=bias)
 
     def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
@@ -71,7 +71,7 @@ class TritonLinear:
     ) -> Tensor:
         if isinstance(weight, DenseWeight):
             return embedding(token_ids, weight.weight, scale, first)
-        if isinstance(weight, SectionedWeight):
+        if isinstance(weight, JoinedWeight):
             raise ValueError("an embedding has one format")
         if isinstance(weight, CodedWeight):
             found = coded_rows(token_ids, weight, dtype, first or 0)
@@ -86,7 +86,7 @@ class TritonLinear:
             return eight_bit_linear(rows, weight, residual, dtype or x.dtype, fixed=self._fixed)
         if isinstance(x, QuantizedRows):
             raise ValueError("quantised rows are multiplied with weights of eight bits alone")
-        if isinstance(weight, SectionedWeight):
+        if isinstance(weight, JoinedWeight):
             return self._sections(x, weight, residual, dtype or x.dtype)
         if isinstance(weight, CodedWeight):
             return coded_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
@@ -97,7 +97,7 @@ class TritonLinear:
             product.add_(residual)
         return product if dtype is None else product.to(dtype)
 
-    def _sections(self, x: Tensor, weight: SectionedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def _sections(self, x: Tensor, weight: JoinedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Each section's product in its own columns."""
         sizes = [section.shape[0] for section in weight.sections]
         out = torch.empty(len(x), sum(sizes), dtype=dtype, device=x.device)

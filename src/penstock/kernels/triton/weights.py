@@ -84,7 +84,7 @@ class CodedWeight:
 
 
 @dataclass(frozen=True)
-class SectionedWeight:
+class JoinedWeight:
     """Weights of one k below each other. Each has a format of its own."""
 
     sections: "tuple[DenseWeight | QuantizedWeight | CodedWeight, ...]"
@@ -94,7 +94,7 @@ class SectionedWeight:
         return sum(section.nbytes for section in self.sections)
 
 
-Weight = DenseWeight | QuantizedWeight | CodedWeight | SectionedWeight
+Weight = DenseWeight | QuantizedWeight | CodedWeight | JoinedWeight
 
 
 def half_of(fmt: WeightFormat) -> int:
