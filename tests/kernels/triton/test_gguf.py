@@ -37,7 +37,7 @@ def moderate_rows(dtype: str, rows: int, k: int, *, seed: int = 0) -> NDArray[np
 @pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 def test_a_gguf_file_stays_codes_and_says_what_it_says_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_models, "random_rows", moderate_rows)
-    path = write_model(tmp_path, "llama", MIXED, tie_word_embeddings=True)
+    path = write_model(tmp_path, "llama", MIXED, tie_word_embeddings=True, num_hidden_layers=1, intermediate_size=256)
     settings = EngineConfig(
         model=str(path),
         name="tiny",

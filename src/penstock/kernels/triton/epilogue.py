@@ -16,7 +16,7 @@ COLUMNS = 512
 
 def launch(
     kernel: Any,
-    operands: Sequence[Tensor],
+    operands: Sequence[Tensor | None],
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,

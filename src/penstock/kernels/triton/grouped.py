@@ -11,7 +11,7 @@ from penstock.kernels.triton.gate import activate
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
-from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, Weight
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, SingleWeight
 
 DEPTH_BYTES = 128  # that an iteration reads along k
 
@@ -20,7 +20,7 @@ DEPTH_BYTES = 128  # that an iteration reads along k
 class ExpertStack:
     """Matrices [out, in] of one shape, stacked in one weight [count * out, in]."""
 
-    weight: Weight
+    weight: SingleWeight
     count: int
     bias: Tensor | None = None  # [count * out]
 

@@ -87,14 +87,15 @@ class CodedWeight:
 class JoinedWeight:
     """Weights of one k below each other. Each has a format of its own."""
 
-    sections: "tuple[DenseWeight | QuantizedWeight | CodedWeight, ...]"
+    sections: "tuple[SingleWeight, ...]"
 
     @property
     def nbytes(self) -> int:
         return sum(section.nbytes for section in self.sections)
 
 
-Weight = DenseWeight | QuantizedWeight | CodedWeight | JoinedWeight
+SingleWeight = DenseWeight | QuantizedWeight | CodedWeight
+Weight = SingleWeight | JoinedWeight
 
 
 def half_of(fmt: WeightFormat) -> int:
@@ -194,7 +195,8 @@ def pack_codes(codes: Tensor, fmt: WeightFormat) -> Tensor:
     if fmt.bits == 8:
         return codes
     runs = codes.unflatten(0, (-1, 2, half_of(fmt)))
-    return (runs[:, 0] | runs[:, 1] << 4).flatten(0, 1)
+    pairs: Tensor = runs[:, 0] | runs[:, 1] << 4
+    return pairs.flatten(0, 1)
 
 
 def _int4(rows: Tensor, group: int, padded: int) -> tuple[Tensor, Tensor]:
