@@ -125,7 +125,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 **({"parameters": [_in_query("drain_first", {"type": "boolean"})]} if path == "/reload" else {}),
             }
         }
-    return orjson.dumps(
+    text = orjson.dumps(
         {
             "openapi": "3.1.0",
             "info": {"title": "Penstock", "version": __version__, "description": "LLM inference server"},
@@ -144,6 +144,8 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             },
         }
     )
+    # msgspec names by their modules those of several wires that have one name: tgi.Parameters and kserve.Parameters.
+    return re.sub(rb"penstock\.frontend\.(\w+)\.\w+\.", rb"\1.", text)
 
 
 def _operation(wire: Wire, route: WireRoute) -> Operation:

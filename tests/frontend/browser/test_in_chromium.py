@@ -59,6 +59,14 @@ def reverse(items: list[int]) -> list[int]:
 | two | 2 |
 
 """
+OPEN_FIELDS = """() => {
+  const some = document.querySelectorAll("#post-v1-chat-completions details, #get-v1-files details");
+  some.forEach((one) => { one.open = true });
+}"""
+# The elements that a reader must scroll sideways, without long lines of code.
+WIDE = """() => [...document.querySelectorAll("html, main, main *")].filter((one) => one.tagName !== "PRE" &&
+  one.scrollWidth > one.clientWidth + 1 && (one.tagName === "HTML" || getComputedStyle(one).overflowX === "auto")
+).map((one) => `${one.tagName}.${one.className} ${one.clientWidth} ${one.scrollWidth}`)"""
 FRAMES = """() => {
   window.frames_at = [];
   const frame = (now) => { window.frames_at.push(now); requestAnimationFrame(frame); };
@@ -202,6 +210,15 @@ async def test_axe_finds_nothing_serious(make_site: Callable[..., Site], scheme:
             await page.goto(path)
             await page.wait_for_selector(ready)
             await check(page, path)
+        await page.evaluate(OPEN_FIELDS)
+        await check(page, "fields")
+
+
+@pytest.mark.parametrize(("path", "ready"), [("/", ".composer"), ("/dashboard", ".latency"), ("/docs", ".operation")])
+async def test_a_narrow_window_shows_the_whole_width(make_site: Callable[..., Site], path: str, ready: str) -> None:
+    async with opened(long_site(make_site), path=path, ready=ready, viewport={"width": 390, "height": 800}) as page:
+        await page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true })")
+        assert await page.evaluate(WIDE) == []
 
 
 async def test_the_key_is_asked_for_and_kept_for_the_tab(make_site: Callable[..., Site]) -> None:

@@ -58,21 +58,22 @@ function formFlags(schema) {
   return (schema?.required ?? []).map((name) => ` -F ${name}=${value(schema.properties[name])}`).join("");
 }
 
-function example(operation) {
+function example(operation, model) {
   const body = operation.requestBody?.content["application/json"]?.example;
   const form = formFlags(operation.requestBody?.content["multipart/form-data"]?.schema);
   const key = readKey() && operation.security?.length !== 0 ? ` \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"` : "";
   const method = operation.method === "get" || body || form ? "" : ` -X ${operation.method.toUpperCase()}`;
   const data = body ? ` \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'` : form && ` \\\n ${form}`;
-  return `curl${method} ${location.origin}${operation.path}${key}${data}`;
+  const path = operation.path.replace("{model}", () => encodeURI(model) || "{model}").replace("{version}", "1");
+  return `curl${method} ${location.origin}${path}${key}${data}`;
 }
 
 const anchor = (operation) => `${operation.method}${operation.path.replaceAll(/[^\w]+/g, "-")}`;
 
-function Operation({ spec, operation }) {
+function Operation({ spec, operation, model }) {
   const [content] = Object.values(operation.requestBody?.content ?? {});
   const [schema] = resolve(spec, content?.schema);
-  const text = example(operation);
+  const text = example(operation, model);
   const answer = operation.responses["200"]?.content?.["application/json"]?.schema;
   const streams = Object.keys(operation.responses["200"]?.content ?? {}).filter((kind) => kind !== "application/json" && operation.requestBody);
   return html`<section class="operation" id=${anchor(operation)} aria-labelledby="${anchor(operation)}-title">
@@ -120,7 +121,7 @@ function App() {
         <h1>API</h1>
         <p class="lead">The routes of this server${spec && html`, Penstock ${spec.info.version}`}. Base URL: <code>${location.origin}</code>. The same as a document for tools: <a href="/openapi.json">openapi.json</a>.</p>
         ${problem && !keyNeeded && html`<div class="problem" role="alert">${problem}</div>`}
-        ${tags.map((tag) => html`<h2 class="wire">${titleOf(tag)}</h2>${all.filter((one) => one.tags[0] === tag).map((one) => html`<${Operation} key=${anchor(one)} spec=${spec} operation=${one} />`)}`)}
+        ${tags.map((tag) => html`<h2 class="wire">${titleOf(tag)}</h2>${all.filter((one) => one.tags[0] === tag).map((one) => html`<${Operation} key=${anchor(one)} spec=${spec} operation=${one} model=${model} />`)}`)}
         ${spec && !all.length && html`<p>No route has “${search}”.</p>`}
       </main>
     </div>
