@@ -2,11 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 import msgspec
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
+
+
+def unsupported(*harmless: Any) -> msgspec.Meta:
+    """Returns the annotation of a parameter of an API that Penstock does not support. `harmless`: the values, besides
+    null, that have no effect and are accepted."""
+    schema = {"description": "Not supported: leave it out", "enum": [None, *harmless]}
+    return msgspec.Meta(extra_json_schema=schema, extra={"harmless": harmless})
+
+
+@cache
+def unsupported_fields(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...]]:
+    """Returns the unsupported fields of a struct, with the values that have no effect."""
+    return {
+        name: meta.extra["harmless"]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for meta in getattr(hint, "__metadata__", ())
+        if isinstance(meta, msgspec.Meta) and meta.extra is not None and "harmless" in meta.extra
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,11 @@
 """The parameters of Anthropic's API. Unknown parameters are refused by name, except in content blocks: clients send
 back the blocks of earlier answers, with fields of their own."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from penstock.frontend.describe import unsupported
 
 
 class ContentBlock(msgspec.Struct):
@@ -74,8 +76,8 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user_profile_id: Any = None
     workspace_id: Any = None
     # refused unless they have no effect
-    mcp_servers: Any = None
-    prefill: Any = None
+    mcp_servers: Annotated[Any, unsupported([])] = None
+    prefill: Annotated[Any, unsupported()] = None
 
 
 class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +96,4 @@ class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     metadata: Any = None
     service_tier: Any = None
     # refused unless it has no effect
-    container: Any = None
-
-
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "prefill": ()}
+    container: Annotated[Any, unsupported()] = None

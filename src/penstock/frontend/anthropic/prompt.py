@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from penstock.frontend.anthropic.fields import UNSUPPORTED, ContentBlock, Message, OutputFormat, PromptFields
+from penstock.frontend.anthropic.fields import ContentBlock, Message, OutputFormat, PromptFields
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
@@ -33,7 +33,7 @@ _THINKING = ("enabled", "adaptive", "disabled")
 
 async def read_prompt(fields: PromptFields, limits: RequestLimits, use: ToolUse) -> ChatMessages:
     """The prompt of a request, not yet rendered. Raises APIError 400 that names the parameter."""
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     messages: list[Mapping[str, Any]] = []
     if system := _text(fields.system or "", "system"):
         messages.append({"role": "system", "content": system})

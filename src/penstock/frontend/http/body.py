@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from penstock.frontend.describe import unsupported_fields
 from penstock.frontend.errors import APIError, ClientGone, invalid
 from penstock.frontend.http.asgi import Receive, Scope
 from penstock.frontend.http.buffers import HeldBytes
@@ -96,14 +97,13 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
 
 
-def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raises APIError 400 for a parameter of the API that the server does not support.
+def refuse_unsupported(fields: msgspec.Struct, where: str = "") -> None:
+    """Raises APIError 400 for a parameter that is declared `unsupported` and whose value is not one without effect.
 
-    `harmless` has these parameters with the values that have no effect, which are accepted. `where` is the path of
-    `fields` in the body.
+    `where` is the path of `fields` in the body.
     """
-    for name, accepted in harmless.items():
-        value = getattr(fields, name, None)
+    for name, accepted in unsupported_fields(type(fields)).items():
+        value = getattr(fields, name)
         if value is not None and value not in accepted:
             raise invalid(
                 f"{where}{name} is not supported by this server; leave it out", where + name, "unsupported_parameter"

@@ -11,7 +11,7 @@ from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import OllamaCodec
-from penstock.frontend.ollama.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, Message
+from penstock.frontend.ollama.fields import ChatFields, Message
 from penstock.frontend.ollama.options import answer_nothing, check_model, read_request, read_think
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
@@ -47,7 +47,7 @@ def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mappin
     open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        refuse_unsupported(message, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+        refuse_unsupported(message, f"{where}.")
         fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         match message.role:
             case "assistant":

@@ -1,8 +1,10 @@
 """The parameters of Ollama's API. Unknown parameters are refused by name, except in messages."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from penstock.frontend.describe import unsupported
 
 
 class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -39,11 +41,11 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_mlock: Any = None
     use_mmap: Any = None
     # refused unless they have no effect
-    embedding_only: Any = None
-    mirostat: Any = None
-    tfs_z: Any = None
-    typical_p: Any = None
-    vocab_only: Any = None
+    embedding_only: Annotated[Any, unsupported(False)] = None
+    mirostat: Annotated[Any, unsupported(0)] = None
+    tfs_z: Annotated[Any, unsupported(1)] = None
+    typical_p: Annotated[Any, unsupported(1)] = None
+    vocab_only: Annotated[Any, unsupported(False)] = None
 
 
 class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,11 +73,11 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     raw: bool | None = None
     suffix: str | None = None  # for models with fill-in-the-middle tokens
     # refused unless they have no effect
-    height: Any = None
-    images: Any = None
-    steps: Any = None
-    template: Any = None
-    width: Any = None
+    height: Annotated[Any, unsupported([], "", 0)] = None
+    images: Annotated[Any, unsupported([], "", 0)] = None
+    steps: Annotated[Any, unsupported([], "", 0)] = None
+    template: Annotated[Any, unsupported([], "", 0)] = None
+    width: Annotated[Any, unsupported([], "", 0)] = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -95,7 +97,7 @@ class Message(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Any = None
+    images: Annotated[Any, unsupported([])] = None
 
 
 class ChatFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
@@ -114,14 +116,3 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # accepted without effect
     insecure: Any = None
     verbose: Any = None
-
-
-UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(("height", "images", "steps", "template", "width"), ([], "", 0))
-UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "embedding_only": (False,),
-    "mirostat": (0,),
-    "tfs_z": (1,),
-    "typical_p": (1,),
-    "vocab_only": (False,),
-}
-UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}

@@ -10,7 +10,7 @@ from penstock.frontend.generation import PromptPart
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.ollama.codec import OllamaCodec
-from penstock.frontend.ollama.fields import UNSUPPORTED, GenerateFields
+from penstock.frontend.ollama.fields import GenerateFields
 from penstock.frontend.ollama.options import (
     answer_nothing,
     check_model,
@@ -36,7 +36,7 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     check_model(context.model, fields.model)
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     if not fields.prompt and not fields.suffix:
         return answer_nothing(fields, {"response": ""})
     streams = fields.stream is not False

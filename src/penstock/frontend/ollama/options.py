@@ -10,7 +10,7 @@ from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import NDJSON, now
-from penstock.frontend.ollama.fields import UNSUPPORTED_OPTIONS, Options, RequestFields
+from penstock.frontend.ollama.fields import Options, RequestFields
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reply import ToolUse
@@ -32,7 +32,7 @@ def check_model(model: ServedModel, name: str) -> None:
 def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOptions:
     """The options of a request. Raises APIError 400 for a parameter that is wrong for every prompt."""
     given = fields.options or Options()
-    refuse_unsupported(given, UNSUPPORTED_OPTIONS, "options.")
+    refuse_unsupported(given, "options.")
     options = GenerationOptions(
         stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
         seed=None if given.seed == -1 else given.seed,

@@ -16,7 +16,6 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import (
-    UNSUPPORTED_IN_MESSAGE,
     ChatFields,
     ChatMessage,
     ContentPart,
@@ -99,7 +98,7 @@ def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping
     role = _ROLES.get(message.role)
     if role is None:
         raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
-    refuse_unsupported(message, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+    refuse_unsupported(message, f"{where}.")
     content = _text(message.content, where)
     if content is None and role != "assistant":
         raise invalid(f"{where}.content is missing; send a text", f"{where}.content", "missing_parameter")

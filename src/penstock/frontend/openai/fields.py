@@ -1,12 +1,14 @@
 """The parameters of requests: those of the OpenAI API, and those of vLLM that clients use.
 
 Types are strict (no "1" for 1, no true for 1), and unknown parameters are refused by name. A parameter of the API that
-Penstock does not support is declared `Any`, and refused unless its value has no effect (see `UNSUPPORTED`).
+Penstock does not support is declared `unsupported`, and refused unless its value has no effect.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from penstock.frontend.describe import unsupported
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,9 +89,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # refused unless they have no effect
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    service_tier: Any = None
+    truncate_prompt_tokens: Annotated[Any, unsupported()] = None
+    use_beam_search: Annotated[Any, unsupported(False)] = None
+    service_tier: Annotated[Any, unsupported("auto", "default")] = None
 
 
 class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -135,13 +137,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
+    refusal: Annotated[Any, unsupported("")] = None
+    annotations: Annotated[Any, unsupported([])] = None
+    audio: Annotated[Any, unsupported()] = None
+    function_call: Annotated[Any, unsupported()] = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
-    type: Any = None  # lm-eval sends "text" with every message
+    type: Annotated[Any, unsupported("text", "message")] = None  # lm-eval sends "text" with every message
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,13 +172,13 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None  # vLLM's name for it; -1: no budget
     # refused unless they have no effect
-    chat_template: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    verbosity: Any = None
+    chat_template: Annotated[Any, unsupported()] = None
+    functions: Annotated[Any, unsupported([])] = None
+    function_call: Annotated[Any, unsupported("none")] = None
+    modalities: Annotated[Any, unsupported(["text"])] = None
+    audio: Annotated[Any, unsupported()] = None
+    web_search_options: Annotated[Any, unsupported()] = None
+    verbosity: Annotated[Any, unsupported("medium")] = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -192,7 +194,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    chat_template: Any = None
+    chat_template: Annotated[Any, unsupported()] = None
 
 
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -200,26 +202,3 @@ class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     tokens: list[int]
     model: str | None = None
-
-
-# Parameters of the API that are not supported, each with the values besides null that have no effect.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-# The same for the fields of a message.
-UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": ("",),
-    "type": ("text", "message"),
-}

@@ -3,7 +3,7 @@
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.openai.fields import UNSUPPORTED, SamplingFields
+from penstock.frontend.openai.fields import SamplingFields
 from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options
 
 # Parameters that SamplingParams has under the same name and with the same meaning.
@@ -15,7 +15,7 @@ _SAMPLING = (
 
 def read_options(fields: SamplingFields, limits: RequestLimits) -> GenerationOptions:
     """The options of a request. Raises APIError 400 for a parameter that is wrong for every prompt."""
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options needs stream: true; set it, or leave stream_options out", "stream_options")
     options = GenerationOptions(

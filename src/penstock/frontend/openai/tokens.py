@@ -8,7 +8,7 @@ from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import read_messages
-from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
+from penstock.frontend.openai.fields import DetokenizeFields, TokenizeFields
 from penstock.frontend.requests.chat import encode_messages
 from penstock.frontend.requests.prompts import encode_text
 from penstock.frontend.requests.tools import check_tools
@@ -22,7 +22,7 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_tokenize, body)
     context.model.check_name(fields.model)
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("send either prompt or messages", "prompt", "missing_parameter")
     if fields.prompt is not None:

@@ -17,7 +17,7 @@ from penstock.frontend.requests.metadata import check_metadata
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.frontend.responses.codec import ResponseCodec
-from penstock.frontend.responses.fields import INCLUDABLE, UNSUPPORTED, Item, PromptFields, ResponseFields, TextFields
+from penstock.frontend.responses.fields import INCLUDABLE, Item, PromptFields, ResponseFields, TextFields
 from penstock.frontend.responses.items import stored_items
 from penstock.frontend.responses.prompt import read_grammar, read_prompt, read_tools
 from penstock.frontend.storage import responses
@@ -37,7 +37,7 @@ async def create_response(body: bytes, context: RequestContext) -> Call:
 async def read_response(fields: ResponseFields, context: RequestContext, size: int) -> Call:
     """The call of a request, whose body has `size` bytes. Raises APIError 400 or 404 that names the parameter."""
     limits = context.limits
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     context.model.check_name(fields.model)
     for i, name in enumerate(fields.include or ()):
         if name not in INCLUDABLE:
@@ -74,7 +74,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
 async def count_input_tokens(body: bytes, context: RequestContext) -> bytes:
     """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_prompts, body)
-    refuse_unsupported(fields, UNSUPPORTED)
+    refuse_unsupported(fields)
     context.model.check_name(fields.model)
     use = read_tools(fields, context.model, context.limits)
     chain, earlier = await _earlier(fields, context)

@@ -1,10 +1,11 @@
 """The parameters of OpenAI's Responses API. Unknown parameters are refused by name, except in items: clients send back
 the items of earlier answers, with fields of their own."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from penstock.frontend.describe import unsupported
 from penstock.frontend.openai.fields import StreamOptions
 
 
@@ -65,8 +66,8 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     # refused unless they have no effect
-    conversation: Any = None
-    truncation: Any = None
+    conversation: Annotated[Any, unsupported()] = None
+    truncation: Annotated[Any, unsupported("disabled")] = None
 
 
 class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
@@ -90,25 +91,14 @@ class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # refused unless they have no effect
-    background: Any = None
-    context_management: Any = None
-    max_tool_calls: Any = None
-    moderation: Any = None
-    prompt: Any = None
-    service_tier: Any = None
-    top_logprobs: Any = None
+    background: Annotated[Any, unsupported(False)] = None
+    context_management: Annotated[Any, unsupported([])] = None
+    max_tool_calls: Annotated[Any, unsupported()] = None
+    moderation: Annotated[Any, unsupported()] = None
+    prompt: Annotated[Any, unsupported()] = None
+    service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    top_logprobs: Annotated[Any, unsupported(0)] = None
 
 
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "prompt": (),
-    "service_tier": ("auto", "default"),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-}
 # Reasoning is never encrypted: its items have it as text, and can be sent back.
 INCLUDABLE = ("reasoning.encrypted_content",)

@@ -1,8 +1,10 @@
 """The parameters of TGI's API. Unknown parameters are refused by name."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from penstock.frontend.describe import unsupported
 
 
 class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,10 +29,10 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_full_text: bool | None = None
     truncate: int | None = None
     # refused unless they have no effect
-    adapter_id: Any = None
-    best_of: Any = None
-    typical_p: Any = None
-    watermark: Any = None
+    adapter_id: Annotated[Any, unsupported()] = None
+    best_of: Annotated[Any, unsupported(1)] = None
+    typical_p: Annotated[Any, unsupported(1)] = None
+    watermark: Annotated[Any, unsupported(False)] = None
 
 
 class GenerateFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,11 +41,3 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True):
     inputs: str
     parameters: Parameters | None = None
     stream: bool | None = None
-
-
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "adapter_id": (),
-    "best_of": (1,),
-    "typical_p": (1,),
-    "watermark": (False,),
-}

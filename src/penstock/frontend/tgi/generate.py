@@ -15,7 +15,7 @@ from penstock.frontend.requests.sampling import (
     output_limit,
 )
 from penstock.frontend.tgi.codec import GenerateCodec
-from penstock.frontend.tgi.fields import UNSUPPORTED, GenerateFields, GrammarFields, Parameters
+from penstock.frontend.tgi.fields import GenerateFields, GrammarFields, Parameters
 
 _DEFAULT_MAX_TOKENS = 100  # as in TGI
 _SAMPLING = ("temperature", "top_k", "top_p")  # each of these makes TGI sample
@@ -40,7 +40,7 @@ async def read_any(body: bytes, context: RequestContext) -> Call:
 
 async def _read(fields: GenerateFields, context: RequestContext, *, streams: bool, in_list: bool = False) -> Call:
     given = fields.parameters or Parameters()
-    refuse_unsupported(given, UNSUPPORTED, "parameters.")
+    refuse_unsupported(given, "parameters.")
     sampling = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     if "temperature" not in sampling:
         sampling["temperature"] = 1.0 if given.do_sample or sampling else 0.0

@@ -23,7 +23,7 @@ function typeOf(schema) {
   if (schema.$ref) return schema.$ref.split("/").at(-1);
   if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== "null").join(" or ");
   if ("const" in schema) return JSON.stringify(schema.const);
-  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
+  if (schema.enum) return schema.enum.filter((value) => value !== null).map((value) => JSON.stringify(value)).join(" or ");
   if (schema.type === "array") return `list of ${schema.items ? typeOf(schema.items) : "anything"}`;
   if (schema.type === "object" && schema.additionalProperties?.type) return `object of ${typeOf(schema.additionalProperties)}`;
   return [schema.type ?? "anything"].flat().join(" or ");
