@@ -10,6 +10,10 @@ import msgspec
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 
 
+# The annotation of a text or a list that must not be empty. The functions of the route check it.
+NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
+
+
 def unsupported(*harmless: Any) -> msgspec.Meta:
     """Returns the annotation of a parameter of an API that Penstock does not support. `harmless`: the values, besides
     null, that have no effect and are accepted."""

@@ -11,6 +11,7 @@ import orjson
 
 from penstock.frontend.describe import Operation, json_schema
 from penstock.frontend.errors import APIError
+from penstock.frontend.requests.ranges import KEYWORDS
 from penstock.frontend.wires import BATCHES, OPENAI, RESPONSES, Wire, WireRoute
 from penstock.version import __version__
 
@@ -84,6 +85,9 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
+    for component in components.values():
+        for name, field in component.get("properties", {}).items():
+            field.update(KEYWORDS.get(name, {}) | field)
     paths: dict[str, dict[str, Any]] = {}
     answers = {
         _answer_name(wire, route): json_schema(operation.shape)
@@ -237,4 +241,5 @@ def _answer_name(wire: Wire, route: WireRoute) -> str:
 
 def _parameters(path: str) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)", path):
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        schema = {"const": "1"} if f"/versions/{{{name}" in path else {"type": "string"}  # a model's only version
+        yield {"name": name, "in": "path", "required": True, "schema": schema}

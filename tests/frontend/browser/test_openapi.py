@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -71,6 +71,48 @@ async def test_bodies_are_described_by_what_decodes_them(site: Site) -> None:
             unknown = f"unknown parameter '{parameter}'" in response.text
             assert unknown == (strict and parameter == "no_such_parameter"), (path, parameter, response.text)
             tried += 1
+    assert tried > 200
+
+
+def limited(spec: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
+    """(parameter, its object's name or "", values at its limits, values beyond them) of what a body has."""
+    for name, field in schema["properties"].items():
+        within = [field[end] for end in ("minimum", "maximum") if end in field]
+        beyond = [field[end] + by for end, by in (("minimum", -1), ("maximum", 1)) if end in field]
+        if "minLength" in field:
+            within, beyond = ["a"], [""]
+        if "minItems" in field:
+            within, beyond = [], [*beyond, []]
+        if beyond:
+            yield name, "", within, beyond
+        for one in field.get("anyOf", ()):
+            if name in ("options", "parameters") and "$ref" in one:
+                inner = spec["components"]["schemas"][one["$ref"].rpartition("/")[2]]
+                yield from ((parameter, name, *values) for parameter, _, *values in limited(spec, inner))
+
+
+async def test_limits_of_parameters_are_those_that_are_checked(make_site: Callable[..., Site]) -> None:
+    site, tried = make_site(max_model_len=256), 0
+    spec = await document(site)
+    beside: dict[tuple[str, str], dict[str, Any]] = {
+        ("/v1/completions", "max_tokens"): {"echo": True},
+        ("/v1/chat/completions", "max_completion_tokens"): {"max_tokens": None},
+        **{
+            (path, "top_logprobs"): {"logprobs": True}
+            for path in ("/v1/chat/completions", "/api/chat", "/api/generate")
+        },
+    }
+    for method, path, schema, example in bodies(spec):
+        for name, outer, within, beyond in limited(spec, schema):
+            used = {key: value for key, value in example.items() if key != name} | beside.get((path, name), {})
+            for value in (*within, *beyond):
+                given = [value] if name == "stop_sequences" or (outer, name) == ("parameters", "stop") else value
+                body = {**used, **({outer: {**used.get(outer, {}), name: given}} if outer else {name: given})}
+                response = await site.http.request(method, path, json=body)
+                if "has no embeddings" not in response.text:  # this model generates
+                    statuses = (200,) if value in within else (400, 422)
+                    assert response.status_code in statuses, (path, outer, name, value, response.text)
+                    tried += 1
     assert tried > 200
 
 

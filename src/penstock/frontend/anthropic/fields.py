@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import unsupported
+from penstock.frontend.describe import NOT_EMPTY, unsupported
 
 
 class ContentBlock(msgspec.Struct):
@@ -22,7 +22,7 @@ class ContentBlock(msgspec.Struct):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: str
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
     content: str | list[ContentBlock]
 
 
@@ -61,7 +61,7 @@ class Tool(msgspec.Struct):
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters that messages and count_tokens share."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], NOT_EMPTY]
     model: str
     system: str | list[ContentBlock] | None = None
     thinking: ThinkingFields | None = None

@@ -25,6 +25,10 @@ _FORM = {
         "expires_after[seconds]": {"type": "integer", "minimum": SHORTEST},
     },
     "required": ["file", "purpose"],
+    "dependentRequired": {
+        "expires_after[anchor]": ["expires_after[seconds]"],
+        "expires_after[seconds]": ["expires_after[anchor]"],
+    },
     "additionalProperties": False,
 }
 OPERATIONS = {

@@ -1,12 +1,12 @@
 """/v1/batches: files of requests that are answered in the background."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
 
-from penstock.frontend.batches.files import expiry
+from penstock.frontend.batches.files import SHORTEST, expiry
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
@@ -21,16 +21,16 @@ _OPEN = ("validating", "in_progress")
 
 
 class ExpiryFields(msgspec.Struct, forbid_unknown_fields=True):
-    anchor: str
-    seconds: int
+    anchor: Annotated[str, msgspec.Meta(extra_json_schema={"const": "created_at"})]
+    seconds: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": SHORTEST})]
 
 
 class BatchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/batches."""
 
     input_file_id: str
-    endpoint: str
-    completion_window: str
+    endpoint: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PATHS)})]
+    completion_window: Annotated[str, msgspec.Meta(extra_json_schema={"const": "24h"})]
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiryFields | None = None
 

@@ -1,8 +1,12 @@
 """The parameters of Triton's generate and infer. Their names are those of vLLM, whose backend Triton has."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from penstock.frontend.describe import NOT_EMPTY
+
+_OUTPUT = msgspec.Meta(extra_json_schema={"properties": {"name": {"const": "text_output"}}, "required": ["name"]})
 
 
 class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +33,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerateFields(Parameters, kw_only=True, forbid_unknown_fields=True):
     """The body of generate. Parameters are in `parameters`, or beside `text_input`."""
 
-    text_input: str
+    text_input: Annotated[str, NOT_EMPTY]
     parameters: Parameters | None = None
     id: str | None = None
 
@@ -47,7 +51,7 @@ class Tensor(msgspec.Struct):
 class InferFields(msgspec.Struct, forbid_unknown_fields=True):
     """The body of infer."""
 
-    inputs: list[Tensor]
+    inputs: Annotated[list[Tensor], NOT_EMPTY]
     id: str | None = None
     parameters: Parameters | None = None
-    outputs: list[dict[str, Any]] | None = None
+    outputs: list[Annotated[dict[str, Any], _OUTPUT]] | None = None

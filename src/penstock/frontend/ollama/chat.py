@@ -11,12 +11,11 @@ from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import OllamaCodec
-from penstock.frontend.ollama.fields import ChatFields, Message
+from penstock.frontend.ollama.fields import ROLES, ChatFields, Message
 from penstock.frontend.ollama.options import answer_nothing, check_model, read_request, read_think
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
-_ROLES = ("system", "user", "assistant", "tool")
 _decoder = msgspec.json.Decoder(ChatFields)
 
 
@@ -61,7 +60,7 @@ def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mappin
             case "system" | "user":
                 pass
             case role:
-                raise invalid(f"{where}.role is {role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
+                raise invalid(f"{where}.role is {role[:40]!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
         result.append(fields)
     return result
 

@@ -90,8 +90,11 @@ class ToolCall(msgspec.Struct):
     id: str | None = None
 
 
+ROLES = ("system", "user", "assistant", "tool")
+
+
 class Message(msgspec.Struct):
-    role: str
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None

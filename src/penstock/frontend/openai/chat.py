@@ -16,6 +16,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import (
+    ROLES,
     ChatFields,
     ChatMessage,
     ContentPart,
@@ -39,7 +40,6 @@ from penstock.frontend.requests.reply import ReplyReader
 from penstock.frontend.requests.sampling import check_logprobs
 from penstock.frontend.requests.tools import reasoning_variables
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _decoder = msgspec.json.Decoder(ChatFields)
 
 
@@ -95,9 +95,9 @@ async def read_messages(
 
 
 def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping[str, Any]:
-    role = _ROLES.get(message.role)
+    role = ROLES.get(message.role)
     if role is None:
-        raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
+        raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
     refuse_unsupported(message, f"{where}.")
     content = _text(message.content, where)
     if content is None and role != "assistant":

@@ -2,13 +2,14 @@
 
 import base64
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
+from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.requests.deadlines import check_timeout
@@ -33,7 +34,7 @@ from penstock.text import TextTokens
 class EmbeddingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/embeddings."""
 
-    input: str | list[str | int | list[int]]
+    input: Annotated[str | list[str | int | list[int]], NOT_EMPTY]
     model: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import unsupported
+from penstock.frontend.describe import NOT_EMPTY, unsupported
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,7 +97,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Annotated[str | list[str | int | list[int]], NOT_EMPTY]
+    max_tokens: Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 0})] = None  # 0: with `echo`
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -129,10 +130,13 @@ class MessageToolCall(msgspec.Struct):
     type: str = "function"
 
 
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message. Fields that clients copy from an earlier answer are accepted if they are empty."""
 
-    role: str
+    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -156,7 +160,7 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], NOT_EMPTY]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -200,5 +204,5 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /detokenize, as in vLLM."""
 
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]]
     model: str | None = None

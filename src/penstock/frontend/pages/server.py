@@ -5,8 +5,9 @@ import time
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.requests.ranges import RANGES
 from penstock.messages import SamplingParams
-from penstock.messages.limits import MAX_ADDITIVE_PENALTY, MAX_BIAS, MAX_STOP_TOKENS, REPETITION_RANGE
+from penstock.messages.limits import MAX_STOP_TOKENS
 from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
@@ -39,14 +40,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "tools": model.chat_format.tools is not None,
             "reasoning": model.chat_format.reasoning is not None,
             "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
-            "ranges": {
-                **dict.fromkeys(("top_p", "min_p"), (0, 1)),
-                **dict.fromkeys(
-                    ("presence_penalty", "frequency_penalty"), (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
-                ),
-                "repetition_penalty": REPETITION_RANGE,
-                "logit_bias": (-MAX_BIAS, MAX_BIAS),
-            },
+            "ranges": RANGES,
             "limits": {
                 **{name: getattr(limits, name) for name in _LIMITS},
                 "max_stop_token_ids": MAX_STOP_TOKENS,

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.http.body import decode
 from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
@@ -27,7 +28,7 @@ from penstock.frontend.requests.texts import encode
 class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters."""
 
-    input: str | list[str]
+    input: Annotated[str | list[str], NOT_EMPTY]
     model: str | None = None
     truncate_prompt_tokens: int | None = None
     timeout: float | None = None  # seconds

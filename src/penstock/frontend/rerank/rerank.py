@@ -3,12 +3,13 @@
 Cohere and Jina write requests alike. Answers have the fields of both.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.requests.deadlines import check_timeout
@@ -24,8 +25,8 @@ class TextDocument(msgspec.Struct):
 class RerankFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of the three routes."""
 
-    query: str
-    documents: list[str | TextDocument]
+    query: Annotated[str, NOT_EMPTY]
+    documents: Annotated[list[str | TextDocument], NOT_EMPTY]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None

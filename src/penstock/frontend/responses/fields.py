@@ -56,7 +56,7 @@ class TextFields(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters that a response and the count of its input's tokens share."""
 
-    input: str | list[Item] | None = None
+    input: Annotated[str | list[Item] | None, msgspec.Meta(extra_json_schema={"minItems": 1})] = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import unsupported
+from penstock.frontend.describe import NOT_EMPTY, unsupported
 
 
 class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,6 +38,6 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerateFields(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /generate, /generate_stream and /."""
 
-    inputs: str
+    inputs: Annotated[str, NOT_EMPTY]
     parameters: Parameters | None = None
     stream: bool | None = None

@@ -29,6 +29,12 @@ function typeOf(schema) {
   return [schema.type ?? "anything"].flat().join(" or ");
 }
 
+// The range of a number's values.
+function rangeOf({ minimum, maximum }) {
+  if (minimum === undefined) return "";
+  return maximum < 1e6 ? `, ${minimum} to ${maximum}` : minimum > -1e6 && `, ${minimum} or more`;
+}
+
 // [name, schema] of the objects in a schema whose fields are known.
 function objects(spec, schema, name) {
   const [found, own] = resolve(spec, schema);
@@ -45,7 +51,7 @@ function Fields({ spec, schema, depth = 0 }) {
       const inner = depth < 3 ? objects(spec, field, name) : [];
       return html`<tr>
         <th scope="row"><code>${name}</code>${required.has(name) && html`<em>required</em>`}</th>
-        <td><span class="type">${typeOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
+        <td><span class="type">${typeOf(field)}${rangeOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
           ${inner.map(([title, one]) => html`<details><summary>${title}</summary><${Fields} spec=${spec} schema=${one} depth=${depth + 1} /></details>`)}</td>
       </tr>`;
     })}</tbody>
@@ -68,6 +74,8 @@ function example(operation, model) {
   return `curl${method} ${location.origin}${path}${key}${data}`;
 }
 
+// A path that may go on in the next line after a slash.
+const breakable = (path) => path.replaceAll(/(?<=.)\//g, "\u200b/");
 const anchor = (operation) => `${operation.method}${operation.path.replaceAll(/[^\w]+/g, "-")}`;
 
 function Operation({ spec, operation, model }) {
@@ -115,7 +123,7 @@ function App() {
       <nav class="contents" aria-label="Routes">
         <label class="sr" for="search">Search</label>
         <input id="search" type="text" placeholder="Search" value=${search} onInput=${(event) => setSearch(event.target.value)} />
-        ${tags.map((tag) => html`<h2>${titleOf(tag)}</h2><ul>${all.filter((one) => one.tags[0] === tag).map((one) => html`<li><a href="#${anchor(one)}"><span class="method ${one.method}">${one.method.toUpperCase()}</span><span class="path">${one.path}</span></a></li>`)}</ul>`)}
+        ${tags.map((tag) => html`<h2>${titleOf(tag)}</h2><ul>${all.filter((one) => one.tags[0] === tag).map((one) => html`<li><a href="#${anchor(one)}"><span class="method ${one.method}">${one.method.toUpperCase()}</span><span class="path">${breakable(one.path)}</span></a></li>`)}</ul>`)}
       </nav>
       <main>
         <h1>API</h1>
