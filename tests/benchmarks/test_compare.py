@@ -1,13 +1,14 @@
 """Engines side by side: whose turn it is, and what the figures are over."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compare import medians_of, over_best_peer, peer, run_in_turn, sizes_of
-from quality import KnownFigures, LlamaCpp
+from quality import KnownFigures, LlamaCpp, own_row
 from quality import compare as compare_files
 
 
@@ -64,13 +65,21 @@ def test_a_file_is_compared_over_the_same_tokens(tmp_path: Path) -> None:
     file.write_bytes(bytes(900))
     ours = {"windows": [2.0, 2.03], "tokens": 10, "perplexity": 7.5, "seconds": 1.0, "weights_bytes": 1000}
     theirs = {"windows": [2.0, 2.01], "tokens": 10, "perplexity": 7.4, "seconds": 9.0, "parameters": 1600}
-    row = compare_files(file, ours, {**theirs, "version": "1.0"})
+    dense = {**ours, "windows": [1.99, 2.0]}
+    row = compare_files(file, ours, {**theirs, "version": "1.0"}, dense)
     assert (row["type"], row["file_bits"], row["memory_bits"]) == ("Q4_0", 4.5, 5.0)
     assert row["difference_percent"] == pytest.approx(1.005, abs=0.001)
     assert row["margin"] == pytest.approx(101.005 * 1.96 * 0.01, abs=0.001)
     with pytest.raises(ValueError, match="10 tokens were scored here and 9 by llama"):
-        compare_files(file, ours, {**theirs, "tokens": 9})
+        compare_files(file, ours, {**theirs, "tokens": 9}, dense)
+    # Both engines' changes are over our weights in fp32.
+    assert row["change_percent"] == pytest.approx(100 * math.expm1(0.02), abs=0.001)
+    assert row["llama_change_percent"] == pytest.approx(100 * math.expm1(0.01), abs=0.001)
     assert json.dumps(row)
+    own = own_row("int8", ours, dense)
+    assert (own["format"], own["weights_bytes"], own["perplexity"]) == ("int8", 1000, 7.5)
+    assert (own["change_percent"], own["change_margin"]) == (row["change_percent"], row["change_margin"])
+    assert own_row("fp32", dense, dense)["change_percent"] == 0.0
 
 
 def test_the_figures_of_a_peer_are_measured_once_for_each_file_and_text(tmp_path: Path) -> None:
