@@ -143,15 +143,17 @@ class AttentionTile {
       __builtin_memcpy(out, bf16, static_cast<size_t>(dim) * sizeof(Query));
     } else {
       const auto* floats = static_cast<const float*>(op_.query) + from;
-      const auto value = [&](int64_t i) { return op_.dtype == Dtype::f32 ? load(floats + i) : load(bf16 + i); };
       if constexpr (kScaled) {
-        Extent extent;
-        for (int64_t i = 0; i < dim; i += 16) extent.see(value(i));
-        const Quantizer quantizer(extent, dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels);
-        for (int64_t i = 0; i < dim; i += 16) Dot::put(out + i, quantizer(value(i)));
-        query_scales_[row] = quantizer.scale * op_.scale;
+        float* query = words_;  // spread, as the keys of int8 pages are
+        op_.dtype == Dtype::f32 ? spread(floats, dim, query) : spread(bf16, dim, query);
+        const float levels = dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels;
+        const Quantizer quantizer(query, dim, levels);
+        for (int64_t i = 0; i < dim; i += 16) Dot::put(out + i, quantizer(load(query + i)));
+        query_scales_[row] = quantizer.scale * op_.scale / static_cast<float>(spread_order(dim));
       } else {
-        for (int64_t i = 0; i < dim; i += 16) store(out + i, mul(value(i), splat(op_.scale)));
+        for (int64_t i = 0; i < dim; i += 16) {
+          store(out + i, mul(op_.dtype == Dtype::f32 ? load(floats + i) : load(bf16 + i), splat(op_.scale)));
+        }
       }
     }
   }
@@ -354,7 +356,7 @@ class AttentionTile {
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
   Page* copied_;          // values of a segment that are its keys
-  float* words_;          // widened lines; with tiles, the last positions' values if fewer than 16
+  float* words_;          // a spread query; widened lines; with tiles, the last positions' values if fewer than 16
   PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;
 };

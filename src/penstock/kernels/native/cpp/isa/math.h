@@ -167,6 +167,47 @@ struct Quantizer {
   }
 };
 
+// The order of the Hadamard matrix that `spread` multiplies by: the largest power of two that divides `count`.
+inline int64_t spread_order(int64_t count) { return count & -count; }
+
+// Row j has the signs that a vector's element j gets in its 16 sums.
+struct HadamardRows {
+  float rows[16][16];
+  constexpr HadamardRows() : rows() {
+    for (unsigned j = 0; j < 16; ++j) {
+      for (unsigned i = 0; i < 16; ++i) rows[j][i] = __builtin_popcount(i & j) % 2 == 0 ? 1.0f : -1.0f;
+    }
+  }
+};
+inline constexpr HadamardRows kHadamard;
+
+// Multiplies pieces of x [count], a multiple of 16, by a Hadamard matrix of +1 and -1 (Sylvester's), so that a large
+// element is spread over its piece. Products of two rows become spread_order(count) times as large. Not inlined: the
+// compiler made the loops of attention slower beside it.
+template <class T>
+[[gnu::noinline]] void spread(const T* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += 16) {
+    alignas(64) float lanes[16];
+    store(lanes, load(x + i));
+    F16 even = zero_f(), odd = zero_f();  // two sums hide the latency of a multiply-add
+#pragma GCC unroll 8
+    for (int j = 0; j < 16; j += 2) {
+      even = fma(splat(lanes[j]), load(kHadamard.rows[j]), even);
+      odd = fma(splat(lanes[j + 1]), load(kHadamard.rows[j + 1]), odd);
+    }
+    store(out + i, add(even, odd));
+  }
+  for (int64_t half = 16, order = spread_order(count); half < order; half *= 2) {
+    for (int64_t begin = 0; begin < count; begin += 2 * half) {
+      for (int64_t i = begin; i < begin + half; i += 16) {
+        const F16 a = load(out + i), b = load(out + i + half);
+        store(out + i, add(a, b));
+        store(out + i + half, sub(a, b));
+      }
+    }
+  }
+}
+
 // Calls f<M>() with the largest M that is at most `rows`.
 template <int M, class F>
 inline void for_rows(int64_t rows, const F& f) {
