@@ -3,9 +3,11 @@
 
     python benchmarks/fallback.py --json benchmarks/results/avx512_bf16/fallback.json
 
-Four architectures outside the registry, of about 50 M parameters with random weights. Both get the same eight prompts
-of different lengths and make the same number of greedy tokens, in turn. `generate` gets them as one padded batch, which
-is the fastest that it offers. A rate counts output tokens; its time includes the prompts.
+Four architectures outside the registry, of about 50 M parameters with random weights. Both compute eight sequences at
+once and make the same numbers of greedy tokens, in turn. `generate` gets padded batches of eight, its fastest way.
+"equal" is one batch whose sequences make as many tokens. "mixed" is four batches of outputs of different lengths:
+`generate` waits for the longest of a batch, while Penstock takes the next request. A rate counts output tokens; its
+time includes the prompts.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,79 +60,113 @@ def write_model(name: str, folder: Path) -> int:
     return int(model.num_parameters())
 
 
-def prompts_of(seed: int) -> list[list[int]]:
-    """Prompts of 32, 64, ... 256 random tokens."""
+def equal_requests(seed: int) -> list[WorkloadRequest]:
+    """One batch: prompts of 32, 64, ... 256 random tokens, each with the same number of output tokens."""
     source = random.Random(seed)
-    lengths = [LONGEST * (i + 1) // SEQUENCES for i in range(SEQUENCES)]
-    return [[source.randrange(3, SIZES["vocab_size"]) for _ in range(length)] for length in lengths]
+    return [_request(source, LONGEST * (i + 1) // SEQUENCES, OUTPUT) for i in range(SEQUENCES)]
 
 
-def rate_of_generate(model: Any, prompts: list[list[int]]) -> float:
-    """Output tokens a second of one batch, padded on the left."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
-    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
+def mixed_requests(seed: int) -> list[WorkloadRequest]:
+    """Four batches: prompts of 32 to 256 tokens and outputs of 16 to 112, in a random order."""
+    source = random.Random(seed)
+    return [_request(source, source.randint(32, LONGEST), source.randint(16, 112)) for _ in range(4 * SEQUENCES)]
+
+
+def _request(source: random.Random, prompt: int, output: int) -> WorkloadRequest:
+    return WorkloadRequest(tuple(source.randrange(3, SIZES["vocab_size"]) for _ in range(prompt)), output)
+
+
+WORKLOADS = {"equal": equal_requests, "mixed": mixed_requests}
+
+
+def rate_of_generate(model: Any, requests: Sequence[WorkloadRequest]) -> float:
+    """Output tokens a second, in batches as the requests come, padded on the left. A batch ends with its longest."""
     began = time.perf_counter()
-    made = model.generate(
-        ids,
-        attention_mask=mask,
-        max_new_tokens=OUTPUT,
-        min_new_tokens=OUTPUT,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    seconds = time.perf_counter() - began
-    if made.shape[1] != longest + OUTPUT:
-        raise RuntimeError(f"generate made {made.shape[1] - longest} tokens instead of {OUTPUT}")
-    return SEQUENCES * OUTPUT / seconds
+    for first in range(0, len(requests), SEQUENCES):
+        batch = requests[first : first + SEQUENCES]
+        longest, output = max(len(each.prompt_ids) for each in batch), max(each.output_len for each in batch)
+        padding = [longest - len(each.prompt_ids) for each in batch]
+        ids = torch.tensor([[0] * n + [*each.prompt_ids] for n, each in zip(padding, batch, strict=True)])
+        mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])
+        made = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=output,
+            min_new_tokens=output,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        if made.shape[1] != longest + output:
+            raise RuntimeError(f"generate made {made.shape[1] - longest} tokens instead of {output}")
+    return sum(each.output_len for each in requests) / (time.perf_counter() - began)
 
 
-async def rate_of_penstock(client: EngineClient, prompts: list[list[int]]) -> float:
-    """Output tokens a second of the same prompts."""
-    items = [WorkloadRequest(tuple(prompt), OUTPUT) for prompt in prompts]
-    lines, seconds = await run_items(client, items, str(prompts[0][:4]))
+async def rate_of_penstock(client: EngineClient, requests: Sequence[WorkloadRequest], label: str) -> float:
+    """Output tokens a second of the same requests."""
+    lines, seconds = await run_items(client, requests, label)
     if errors := [line.error for line in lines if line.error]:
         raise RuntimeError(errors[0])
     return sum(count for line in lines for _, count in line.stamps) / seconds
 
 
-async def measure(name: str, rounds: int) -> dict[str, Any]:
+async def measure(name: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
     """The figures of one architecture: both engines in turn, after a round that warms them up."""
-    rates: dict[str, list[float]] = {"penstock": [], "generate": []}
+    cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, name)
         parameters = write_model(name, folder)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        sizes = BenchSizes("the prompts", LONGEST + OUTPUT, SEQUENCES, spare=16)
-        prepared = prepare_sized(str(folder), {"dtype": "float32", "enable_prefix_caching": False}, sizes)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        sizes = BenchSizes("the prompts", LONGEST + 112, SEQUENCES, spare=16)
+        prepared = prepare_sized(str(folder), {"dtype": dtype, "enable_prefix_caching": False}, sizes)
         async with own_engine(prepared.resolved.engine) as client:
-            for round_ in range(rounds + 1):
-                prompts = prompts_of(round_)
-                ours, theirs = await rate_of_penstock(client, prompts), rate_of_generate(model, prompts)
-                if round_:
-                    rates["penstock"].append(ours)
-                    rates["generate"].append(theirs)
-    ratios = [a / b for a, b in zip(rates["penstock"], rates["generate"], strict=True)]
-    return {
-        "architecture": f"{name}ForCausalLM",
-        "parameters": parameters,
-        "tok_s": {engine: round(statistics.median(each), 1) for engine, each in rates.items()},
-        "ratio": round(statistics.median(ratios), 2),
-        "ratios": [round(ratio, 2) for ratio in ratios],
-    }
+            for workload, make in WORKLOADS.items():
+                rates: dict[str, list[float]] = {"penstock": [], "generate": []}
+                for round_ in range(rounds + 1):
+                    requests = make(round_)
+                    ours = await rate_of_penstock(client, requests, f"{workload}{round_}")
+                    theirs = rate_of_generate(model, requests)
+                    if round_:
+                        rates["penstock"].append(ours)
+                        rates["generate"].append(theirs)
+                ratios = [a / b for a, b in zip(rates["penstock"], rates["generate"], strict=True)]
+                cases.append(
+                    {
+                        "architecture": f"{name}ForCausalLM",
+                        "parameters": parameters,
+                        "dtype": dtype,
+                        "workload": workload,
+                        "tok_s": {engine: round(statistics.median(each), 1) for engine, each in rates.items()},
+                        "ratio": round(statistics.median(ratios), 2),
+                        "ratios": [round(ratio, 2) for ratio in ratios],
+                    }
+                )
+    return cases
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    arguments.add_argument("--architectures", nargs="+", choices=[*SHAPES], default=[*SHAPES])
     args = arguments.parse_args()
     torch.set_num_threads(CORES)
-    cases = [asyncio.run(measure(name, args.rounds)) for name in SHAPES]
+    cases = [
+        case
+        for name in args.architectures
+        for dtype in args.dtypes
+        for case in asyncio.run(measure(name, dtype, args.rounds))
+    ]
     result = {
         "benchmark": "fallback",
         "sequences": SEQUENCES,
-        "least_ratio": min(case["ratio"] for case in cases),
+        "least_ratios": {
+            f"{dtype}, {workload}": min(
+                case["ratio"] for case in cases if (case["dtype"], case["workload"]) == (dtype, workload)
+            )
+            for dtype in args.dtypes
+            for workload in WORKLOADS
+        },
         "cases": cases,
     }
     write(result, args.json, peers={"transformers": transformers.__version__})

@@ -2,11 +2,13 @@
 
     python benchmarks/grammar.py MODEL [--rows 1,8,32] [--schemas 200] [--threads 2] [--json FILE]
 
-MODEL is a model's folder or GGUF file, of which only the tokenizer is read. Every row has a schema of its own, of about
+MODEL is a model's folder or GGUF file. Every row has a schema of its own, of about
 5 kB, and follows an instance of it token by token. `mask_ms` is the time to fill in the masks of all rows for a step on
 `--threads` threads; `cpu_ms` is the processor time of that, which other processes do not add to. `take_ms` is the time
 to go on by a token in each row. `compile_ms` is the engine's processor time for one schema, `check_ms` the time of the
 process that checks it for the server, round trip included.
+`step_ms` is the time of a decode step of the model with as many sequences, 256 tokens of context each and no grammar,
+in the same run; `mask_share` is what the mean masks add to it. A CPU fills in masks before it computes.
 `loop_ms` is the longest pause of an event loop during these checks, one hostile schema among them.
 """
 
@@ -19,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from op_timing.step_timer import StepTimer, longest_sequence
 from results import parser, write
 
+from penstock.bench.roofline import MachineRates
+from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.messages import Grammar
+from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.text import GrammarChecker, GrammarError, Tokenizer
 from penstock.text.grammars.matchers import GrammarMatchers
 
 WORDS = ["order", "customer", "invoice", "address", "total", "shipped", "status", "quantity", "article", "comment"]
+CONTEXT, STEPS = 256, 20  # of the timed decode steps: tokens of a sequence, and how many
 HOSTILE = {"allOf": [{"type": "string", "pattern": f".*x{i}.*y{i}.*"} for i in range(50)]}
 
 
@@ -101,6 +108,14 @@ def masks(matchers: GrammarMatchers, tokenizer: Tokenizer, made: list[tuple[Any,
     }
 
 
+def step_seconds(model: Path, rows: list[int]) -> list[float]:
+    """The median time of a decode step of each number of sequences."""
+    sizes = BenchSizes("--rows", longest_sequence(CONTEXT, rows, STEPS), max(rows))
+    runner = load_cpu_runner(prepare_sized(str(model), {}, sizes).resolved.engine)
+    timed = StepTimer(runner, CONTEXT, rows, STEPS).measure(MachineRates(1.0, 1.0))
+    return [each.wall_us / 1e6 for each in timed]
+
+
 async def checks(checker: GrammarChecker, schemas: list[str]) -> tuple[list[float], float]:
     """The seconds of each check, and the longest pause of the event loop meanwhile."""
     longest, seconds, done = 0.0, [], False
@@ -147,13 +162,18 @@ def main() -> None:
         began = time.process_time()
         matchers.matcher(Grammar("json_schema", json.dumps(schema)), [])
         compiled.append(time.process_time() - began)
-    figures = [masks(matchers, tokenizer, made[:rows], width) for rows in map(int, args.rows.split(","))]
+    counts = [int(rows) for rows in args.rows.split(",")]
+    figures = [masks(matchers, tokenizer, made[:rows], width) for rows in counts]
+    for figure, seconds in zip(figures, step_seconds(args.model, counts), strict=True):
+        figure["step_ms"] = round(seconds * 1e3, 3)
+        figure["mask_share"] = round(figure["mask_ms"]["mean"] / figure["step_ms"], 4)
     checker = GrammarChecker(tokenizer, width, eos)
     texts = [json.dumps(schema) for schema, _ in made]
     checked, longest = asyncio.run(checks(checker, [*texts[:20], json.dumps(HOSTILE), *texts[20:]]))
     checker.close()
     result = {
         "benchmark": "grammar",
+        "model": args.model.name,
         "vocab": width,
         "threads": args.threads,
         "schemas": args.schemas,

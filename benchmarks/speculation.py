@@ -10,8 +10,10 @@ engines without speculation in the same turns: what the machine alone makes of i
 95% (order statistics, no assumption on the distribution). `slower`: the interval of `decode_ratio` lies below 0.97.
 `accepted_per_step` is the mean number of drafts accepted where a step has drafts.
 
-The copies are what speculation is made for: a file repeated with one change, and passages quoted from a document. The
-others check that it costs nothing where it cannot help.
+The copies are what speculation is made for: a file repeated with one change, and a document quoted. `quote` gives the
+answer's first eight words: without them, SmolLM2 says what the document is about. `extract` gives none and lets it
+choose sentences: it copies some, changes others, and repeats itself. The rest checks that speculation costs nothing
+where it cannot help.
 """
 
 import asyncio
@@ -60,6 +62,29 @@ DOCUMENTS = (
     "four thousand mice in a year. They nest in hollow trees, in church towers and in old barns. The female lays "
     "four to seven eggs in spring, and sits on them for a month. The young owls leave the nest when they are two "
     "months old.",
+    "The seller repairs or replaces the device free of charge if it fails within two years of the purchase. The "
+    "warranty does not cover batteries, damage by water, or repairs by anyone but the seller. To use the "
+    "warranty, send the device with a copy of the invoice to the address on the back page. The seller pays for "
+    "the return. If the device cannot be repaired within thirty days, the customer may withdraw from the "
+    "contract and gets the price back.",
+    "Mix five hundred grams of flour with ten grams of salt and seven grams of dry yeast. Add three hundred and "
+    "twenty millilitres of warm water and knead the dough for ten minutes. Cover it with a cloth and let it rest "
+    "for one hour. Then form a loaf, put it on a tray and cut its top three times with a sharp knife. Bake it at "
+    "two hundred and thirty degrees for thirty five minutes. The loaf is done when it sounds hollow if you knock "
+    "on its bottom.",
+    "Minutes of the meeting on 14 March. Present: Anna Berg, Luis Ortega, Mei Tanaka and Paul Novak. The budget "
+    "for the new server room was approved with three votes to one. Luis will order the racks by the end of "
+    "April. Mei reported that the backup of the archive failed twice in February; the cause was a full disk. "
+    "Paul will write a monitor for it. The next meeting is on 11 April at ten o'clock in room 204.",
+    "Mount Tarn last erupted in 1912. The eruption lasted for nine days and covered the valley with thirty "
+    "centimetres of ash. All four villages at its foot were abandoned, and only two of them were built again. "
+    "Since 1958 a station on the eastern slope has measured the movements of the ground. In a usual year it "
+    "counts about two hundred small earthquakes. Scientists expect that a new eruption would announce itself by "
+    "several thousand of them within a few weeks.",
+    "The tenant pays the rent of 840 euros by the third working day of each month. The deposit is two months of "
+    "rent and is returned within six weeks after the end of the contract. Either side may end the contract in "
+    "writing with three months of notice. Pets other than small animals in cages need the written consent of the "
+    "landlord. The tenant must let the landlord inspect the flat once a year, after notice of at least one week.",
 )
 PROSE = (
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -130,6 +155,10 @@ def cases(tokenizer: Tokenizer, vocabulary: int) -> dict[str, Case]:
             items.append(Item(chat(ask, " ".join(text.split()[:8])), (), 0.0, 256, False))
         return items
 
+    def extract(batch: int, source: random.Random) -> list[Item]:
+        ask = "Extract the key sentences of this document, word for word, as a list."
+        return [Item(chat(f"{source.choice(DOCUMENTS)}\n\n{ask}"), (), 0.0, 256, False) for _ in range(batch)]
+
     def prose(temperature: float) -> Case:
         def items(batch: int, source: random.Random) -> list[Item]:
             texts = [PROSE[(source.randrange(len(PROSE)) + i) % len(PROSE)] for i in range(batch)]
@@ -147,6 +176,7 @@ def cases(tokenizer: Tokenizer, vocabulary: int) -> dict[str, Case]:
         "edit": edit,
         "edit, predicted": lambda batch, source: edit(batch, source, True),
         "quote": quote,
+        "extract": extract,
         "prose, greedy": prose(0.0),
         "prose, sampled": prose(0.8),
         "random, greedy": noise(0.0),

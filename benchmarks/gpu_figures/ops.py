@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_figures.peaks import seconds_of
 from gpu_figures.roofline import Peaks
 from penstock.config.facts import SCALE_BYTES
+from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.batch_arrays import FILTERED, LOGIT_LINES, PLAIN, ROW, EditRows, SamplingRows
 from penstock.kernels.flashinfer import FlashInferAttention
@@ -22,7 +23,15 @@ from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.sampling.choose import choose
-from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
+from penstock.kernels.triton.weights import (
+    CodedWeight,
+    QuantizedWeight,
+    Scheme,
+    Weight,
+    empty_codes,
+    empty_weight,
+    pack,
+)
 from penstock.messages import Window
 
 FLUSH = 256 << 20  # least bytes of all copies of an op's inputs together: several times a cache of 60 MB
@@ -30,6 +39,7 @@ MOST_COPIES = 32
 BLOCK = 16
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 PIECE_ROWS = 4096
+GGUF_TYPES = ("Q4_K", "Q6_K", "Q8_0", "IQ4_XS")  # half bytes and bytes, groups of 32 and 16, minima, and a table
 
 
 @dataclass(frozen=True)
@@ -118,23 +128,43 @@ def _normal(device: torch.device, *shape: int) -> Tensor:
 
 
 def weight(scheme: str, n: int, k: int, device: torch.device) -> Weight:
-    """Packs random weights slice by slice: a whole stack of experts in bf16 would take too much memory."""
+    """Packs random weights slice by slice: a whole stack of experts in bf16 would take too much memory. Of a GGUF type,
+    codes and scales are random bits."""
     if scheme == "bf16":
         return DenseWeight(_normal(device, n, k), None)
+    if scheme in GGUF_FORMATS:
+        return _random_codes(empty_codes(n, k, GGUF_FORMATS[scheme], device))
     kind: Scheme = scheme  # type: ignore[assignment]
     packed = empty_weight(n, k, kind, 32, device)
     part = pack(_normal(device, min(n, PIECE_ROWS), k), kind, 32)
-    along = 1 if scheme == "int4" else 0
     for start in range(0, n, PIECE_ROWS):
         count = min(PIECE_ROWS, n - start)
-        packed.values.narrow(along, start, count).copy_(part.values.narrow(along, 0, count))
+        if isinstance(packed, CodedWeight) and isinstance(part, CodedWeight):
+            packed.codes[:, start : start + count] = part.codes[:, :count]
+        elif isinstance(packed, QuantizedWeight) and isinstance(part, QuantizedWeight):
+            packed.values[start : start + count] = part.values[:count]
         packed.scales.narrow(-1, start, count).copy_(part.scales.narrow(-1, 0, count))
     return packed
 
 
+def _random_codes(weight: CodedWeight) -> CodedWeight:
+    weight.codes.random_(0, 256)
+    for factors in weight.factors:
+        if factors is not None:
+            factors.fill_(0.01) if factors.is_floating_point() else factors.random_(-64, 64)
+    return weight
+
+
+def _bits(scheme: str) -> float:
+    """The bits of a weight with its share of scales."""
+    if scheme in GGUF_FORMATS:
+        return GGUF_FORMATS[scheme].bits_per_weight
+    return {"bf16": 16.0, "int4": 4.5}.get(scheme, 8.0)
+
+
 def _products(sizes: Sizes, device: torch.device) -> Iterator[Op]:
     for name, n, k in sizes.products:
-        for scheme in ("bf16", "bf16 fixed", "fp8", "int8", "int4"):
+        for scheme in ("bf16", "bf16 fixed", "fp8", "int8", "int4", *GGUF_TYPES):
             for rows in sizes.rows:
 
                 def make(scheme: str = scheme, n: int = n, k: int = k, rows: int = rows) -> Callable[[], object]:
@@ -142,8 +172,7 @@ def _products(sizes: Sizes, device: torch.device) -> Iterator[Op]:
                     own, x = weight(scheme.split()[0], n, k, device), _normal(device, rows, k)
                     return lambda: linear(x, own)
 
-                size = n * k * {"bf16": 2.0, "int4": 0.5625}.get(scheme.split()[0], 1.0)
-                moved = size + rows * (n + k) * 2
+                moved = n * k * _bits(scheme.split()[0]) / 8 + rows * (n + k) * 2
                 eight = scheme in ("fp8", "int8")
                 yield Op(f"linear {scheme}", f"{name} {rows}x{k}x{n}", moved, 2.0 * rows * n * k, make, eight)
 
@@ -262,7 +291,7 @@ def _sampling(sizes: Sizes, device: torch.device) -> Iterator[Op]:
 
 def _experts(sizes: Sizes, device: torch.device) -> Iterator[Op]:
     count, slots, width, hidden = sizes.experts
-    for scheme in ("bf16", "fp8", "int4"):
+    for scheme in ("bf16", "fp8", "int4", "MXFP4"):
         for tokens in sizes.expert_tokens:
 
             def make(scheme: str = scheme, tokens: int = tokens) -> Callable[[], object]:
@@ -278,6 +307,6 @@ def _experts(sizes: Sizes, device: torch.device) -> Iterator[Op]:
 
             each = 3.0 * width * hidden
             chosen = count * (1.0 - (1.0 - slots / count) ** tokens)  # the expected number
-            moved = chosen * each * {"bf16": 2.0, "int4": 0.5625}.get(scheme, 1.0) + tokens * hidden * 4
+            moved = chosen * each * _bits(scheme) / 8 + tokens * hidden * 4
             flops = 2.0 * tokens * slots * each
             yield Op(f"experts {scheme}", f"{tokens} tokens", moved, flops, make, scheme == "fp8")

@@ -22,7 +22,8 @@ def main(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures here, beside those it has.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep logs and outputs in this folder.")] = None,
-    minutes: Annotated[float, typer.Option(help="Of experiment 32.")] = 120.0,
+    limit: Annotated[float, typer.Option(metavar="MINUTES", help="An experiment that takes longer has failed.")] = 15.0,
+    minutes: Annotated[float, typer.Option(help="Of experiment 32, which has no other limit.")] = 120.0,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="A plot of experiment 32.")] = None,
 ) -> None:
     """Run the experiments and show their figures. The exit status is 1 if one fails. Number 32 runs only if named."""
@@ -35,7 +36,8 @@ def main(
     rows = []
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as scratch:
         for n, experiment in enumerate(chosen, 1):
-            rows.append(_run(experiment, (keep or Path(scratch)) / experiment.number, n, len(chosen)))
+            most = None if experiment.number == soak.number else limit
+            rows.append(run_experiment(experiment, (keep or Path(scratch)) / experiment.number, n, len(chosen), most))
             if report is not None:
                 report.add(rows[-1])
     show(rows)
@@ -53,12 +55,23 @@ def _chosen(only: str, soak: Experiment) -> list[Experiment]:
     return [known[name] for name in wanted] if wanted else list(EXPERIMENTS)
 
 
-def _run(experiment: Experiment, folder: Path, place: int, count: int) -> dict[str, Any]:
+async def _limited(experiment: Experiment, folder: Path, limit: float | None) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(None if limit is None else 60 * limit) as deadline:
+            return await experiment.run(folder)
+    except TimeoutError as error:
+        if deadline.expired():
+            raise Failed(f"no end within {limit:g} minutes (--limit)") from error
+        raise
+
+
+def run_experiment(experiment: Experiment, folder: Path, place: int, count: int, limit: float | None) -> dict[str, Any]:
+    """The row of an experiment. `limit` is in minutes."""
     print(f"[{place}/{count}] {experiment.number}: {experiment.what} ...", flush=True)
     began = time.monotonic()
     figures, error = {}, ""
     try:
-        figures = asyncio.run(experiment.run(folder))
+        figures = asyncio.run(_limited(experiment, folder, limit))
     except (Failed, AssertionError) as failure:
         error = str(failure)
     except Exception:

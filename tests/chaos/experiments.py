@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.chaos import engine_faults, fuzz, machine, network, soak
+from tests.chaos import engine_faults, fuzz, machine, network, schemas, soak
 from tests.chaos.running import run_benchmark, run_tests
 
 Run = Callable[..., Awaitable[dict[str, Any]]]  # of a folder for logs and outputs
@@ -50,9 +50,13 @@ DRILLS = (
         "bodies that cost more than their bytes: the event loop stays free",
         LOOP + "test_no_body_holds_the_loop",
         LOOP + "test_no_accepted_body_holds_the_loop",
+        LOOP + "test_no_vectors_hold_the_loop",
     ),
     _tests(
-        "F2", "answers much larger than their requests: refused before admission", BOUNDS + "test_answers_are_bounded"
+        "F2",
+        "answers much larger than their requests, and answers that nobody reads: refused before admission",
+        BOUNDS + "test_answers_are_bounded",
+        BOUNDS + "test_unread_answers_have_one_budget",
     ),
     _tests(
         "F3",
@@ -153,6 +157,11 @@ EXPERIMENTS = (
         "tests/text/test_grammars.py",
         "tests/text/test_sandbox.py",
         LOOP + "test_no_schema_holds_the_loop",
+    ),
+    Experiment(
+        "28a",
+        "10,000 schemas, each another: memory stays, the event loop is free",
+        partial(schemas.unique_schemas, count=10_000),
     ),
     _tests(
         "31",

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.chaos.place import require
 
+PATIENCE = 60.0  # seconds for a command that was interrupted to end its servers
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -70,8 +71,9 @@ async def _run(command: list[str], output: Path, variables: Mapping[str, str]) -
         try:
             await process.wait()
         except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-            await process.wait()
+            for number in (signal.SIGINT, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError, TimeoutError):
+                    process.send_signal(number)
+                    await asyncio.wait_for(process.wait(), PATIENCE)
             raise
     return output.read_text(errors="replace")

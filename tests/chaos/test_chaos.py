@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.__main__ import run_experiment
 from tests.chaos.engine import Fault, fault_seed, planned
 from tests.chaos.engine_faults import faults_at_steps, not_finite, poison, stall, tokenizer
-from tests.chaos.experiments import EXPERIMENTS, Run
+from tests.chaos.experiments import EXPERIMENTS, Experiment, Run
 from tests.chaos.machine import full_disk
 from tests.chaos.network import descriptors, large_bodies, resets
 from tests.chaos.report import Report, WrongFile
@@ -66,6 +67,19 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, content: st
     with pytest.raises(WrongFile, match="another machine" if "cpu" in content else "no figures of make chaos"):
         Report(tmp_path / "file.json", [])
     assert (tmp_path / "file.json").read_text() == content
+
+
+def test_an_experiment_that_fails_or_never_ends_is_a_row(tmp_path: Path) -> None:
+    async def never_ends(folder: Path) -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def breaks(folder: Path) -> dict[str, Any]:
+        raise TimeoutError("no answer")
+
+    for number, run, why in (("1", never_ends, "no end within 0.001 minutes"), ("2", breaks, "no answer")):
+        made = run_experiment(Experiment(number, "x", run), tmp_path, 1, 2, limit=0.001)
+        assert (made["experiment"], made["result"]) == (number, "FAILED") and why in made["error"]
 
 
 def test_the_soak_is_a_file_of_figures() -> None:

@@ -23,7 +23,7 @@ from penstock.config.graphs import MAX_GRAPH_SEQS, graph_sizes
 from penstock.config.machine.devices import this_machine
 from penstock.config.machine.gpu import Gpu, detect_gpu, torch_has_cuda, with_gpu
 from penstock.config.memory import CONTEXT_BYTES, GRAPH_BYTES, gpu_budget, token_bytes
-from penstock.config.weights import device_bytes, weights_bytes
+from penstock.config.weights import GGUF_FORMATS, device_bytes, weights_bytes
 from penstock.messages import MemoryRow
 from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
 from tests.config.test_resolve import whole
@@ -187,11 +187,14 @@ def test_sizes_of_graphs() -> None:
     assert graph_sizes(10_000)[-1] == MAX_GRAPH_SEQS == graph_sizes(MAX_GRAPH_SEQS)[-1]
 
 
-def test_weights_lie_on_a_gpu_without_padding_but_of_int4() -> None:
+def test_weights_lie_on_a_gpu_without_padding_but_of_codes() -> None:
     assert device_bytes(7, 40, "bf16", 32) == 7 * 40 * 2
     assert device_bytes(7, 40, "f32", 32, bias_size=4) == 7 * 40 * 4 + 7 * 4
     assert device_bytes(7, 40, "int8", 32) == device_bytes(7, 40, "fp8", 32) == 7 * 40 + 7 * 4
-    assert device_bytes(7, 130, "int4", 64, bias_size=2) == 7 * (256 // 2 + 256 // 64 * 2) + 7 * 2
+    assert device_bytes(7, 130, "int4", 64, bias_size=2) == 7 * (192 // 2 + 192 // 64 * 2) + 7 * 2
+    assert device_bytes(7, 96, GGUF_FORMATS["Q8_0"], 0) == 7 * (128 + 4 * 2)
+    assert device_bytes(7, 512, GGUF_FORMATS["Q4_K"], 0) == 7 * (256 + 16 * 2 + 2 * 4)
+    assert device_bytes(7, 512, GGUF_FORMATS["Q6_K"], 0) == 7 * (512 + 32 + 2 * 2)
 
 
 def engine(**changes: Any) -> EngineConfig:

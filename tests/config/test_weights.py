@@ -11,6 +11,7 @@ from penstock.config.weights import (
     INT16,
     WeightFormat,
     cpu_format,
+    device_format,
     format_of,
     int4_format,
     packed_bytes,
@@ -135,7 +136,22 @@ def test_codes_take_less_where_kernels_read_them() -> None:
     plan = size_memory(facts, engine(), 16 * GIB)
     assert plan.rows[0].note == "596.0 M parameters, Q4_0 as in the file"
     assert size_memory(facts.without_codes(), engine(), 16 * GIB).rows[0].note == "596.0 M parameters, bfloat16"
-    assert size_memory(facts, engine(device="cuda"), 16 * GIB).rows[0].note == "596.0 M parameters, bfloat16"
+
+
+def test_a_gpu_keeps_codes_unless_a_quantisation_is_chosen() -> None:
+    matrices = tuple(replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    facts, elements = replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
+    norms = 2 * FULL.vector_elements
+    assert weights_bytes(facts, engine(device="cuda")) == elements // 32 * 18 + norms
+    assert size_memory(facts, engine(device="cuda"), 16 * GIB).rows[0].note == "596.0 M parameters, Q4_0 as in the file"
+    fp8 = engine(device="cuda", quantization="fp8")
+    assert weights_bytes(facts, fp8) == weights_bytes(FULL, fp8)
+    assert size_memory(facts, fp8, 16 * GIB).rows[0].note == "596.0 M parameters, fp8"
+    for kind in ("matrix", "vocabulary"):
+        assert device_format(kind, ("Q4_K",), "bfloat16", "none") == format_of(("Q4_K",))
+        assert device_format(kind, ("Q4_K", ""), "bfloat16", "none") == "bf16"
+        assert device_format(kind, ("Q4_K",), "bfloat16", "int8") == "int8"
+    assert device_format("router", ("Q4_K",), "float32", "none") == "f32"
 
 
 def test_a_known_model() -> None:

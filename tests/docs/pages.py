@@ -7,6 +7,8 @@ language. A comment stands on its own line above a block:
     <!-- not run "pip install": changes the machine -->   its commands that begin with these words
     <!-- fails "penstock serve": no such port -->         these commands end with an exit status other than 0
     <!-- first: penstock serve Qwen/Qwen3-0.6B -->        a command to run before the block, which readers do not see
+    <!-- needs: litellm -->                               runs where place.py finds a Python that has this package
+    <!-- part of: src/penstock/families/registry.py -->   the block is no command: this file has its text
 """
 
 import re
@@ -20,7 +22,9 @@ SHELL = ("", "sh", "bash", "shell", "console")
 PYTHON = ("python", "py")
 
 _FENCE = re.compile(r"(?P<indent> {0,3})(?P<ticks>```+|~~~+)\s*(?P<language>[\w+-]*)")
-_MARK = re.compile(r'<!--\s*(?P<kind>not run|fails|first)(?: "(?P<beginning>[^"]+)")?:\s*(?P<text>.+?)\s*-->')
+_MARK = re.compile(
+    r'<!--\s*(?P<kind>not run|fails|first|needs|part of)(?: "(?P<beginning>[^"]+)")?:\s*(?P<text>.+?)\s*-->'
+)
 _GENERATED = re.compile(r"<!-- (made by \S+|end) -->")  # around text that a program writes
 _INDENT = "    "
 
@@ -29,7 +33,7 @@ _INDENT = "    "
 class Mark:
     """A comment above a block. Without `beginning` it is about the whole block."""
 
-    kind: str  # "not run", "fails" or "first"
+    kind: str  # as in the docstring of the module
     beginning: str
     text: str
 
@@ -57,7 +61,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.is_shell or self.language in PYTHON
+        is_part = any(mark.kind == "part of" for mark in self.marks)
+        return (self.is_shell or self.language in PYTHON) and not is_part
 
     def mark(self, kind: str, command: str) -> Mark | None:
         """The mark of this kind that is about a command."""

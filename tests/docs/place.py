@@ -1,4 +1,4 @@
-"""What the examples name: a folder with a model for each path, a cache with each model of the hub.
+"""What the examples name: a folder with a model for each path, a hub with a model for each id, certificates.
 
 To use a new name in an example, add it here.
 """
@@ -6,12 +6,13 @@ To use a new name in an example, add it here.
 import json
 import os
 import sys
-from hashlib import sha1
 from pathlib import Path
 
-from tests.checkpoints import randomise, write_tiny_checkpoint, write_tokenizer
+from tests.checkpoints import randomise, write_tokenizer
 from tests.cli.plan.test_plan import LLAMA_70B
+from tests.clients.matrix import CLIENTS
 from tests.docs.pages import ROOT
+from tests.e2e.certificates import Authority
 from tests.gguf_models import write_gguf
 from tests.smollm2 import smollm2
 
@@ -19,7 +20,9 @@ CHECKPOINTS = ("MODEL", "MODEL_DIR", "checkpoint", "my-checkpoint")
 TEXTS = ("book.txt", "text.txt")
 REAL = ("SmolLM2-135M-Instruct.Q4_1.gguf",)
 HUB = ("Qwen/Qwen3-0.6B", "org/name", "org/repo", "org/model")  # each in safetensors, and in GGUF as Q4_K_M
-FROM_REPOSITORY = ("benchmarks", "scripts")
+HUB_GGUF = ("bartowski/Qwen_Qwen3-0.6B-GGUF",)  # with a GGUF file alone
+CHECKOUT = ("LICENSE", "README.md", "benchmarks", "constraints.txt", "hatch_build.py", "packaging", "pyproject.toml")
+LLAMA = "llama-cpp-python"
 
 SIZES = {
     "vocab_size": 8192,
@@ -33,39 +36,54 @@ SIZES = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
+# pip finds what is installed, and whether it fits: nothing is downloaded, installed or compiled.
+PIP = """#!/bin/sh
+command=$1; shift
+export PENSTOCK_NO_KERNELS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+exec {python} -m pip "$command" --no-index --dry-run --no-build-isolation "$@"
+"""
 
 
 class Stock:
-    """The files that all pages share, made once."""
+    """The files that all pages share, made once. `hub_url` is the address of a hub that has `models_of_hub`."""
+
+    hub_url: str
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = _checkpoint(folder / "tiny", "Qwen3", head_dim=32)
         self.mixture = _checkpoint(folder / "tiny-mixture", "Mixtral", num_local_experts=8, num_experts_per_tok=2)
-        self.gguf = write_gguf(write_tiny_checkpoint("llama2", folder / "tiny-llama"), folder / "tiny.Q4_K_M.gguf")
+        self.gguf = write_gguf(_checkpoint(folder / "tiny-llama", "Llama"), folder / "tiny.Q4_K_M.gguf")
         self.text = folder / "text.txt"
         self.text.write_text("The pipe that keeps a turbine under full head is called a penstock.\n" * 1500)
         self.large = folder / "large"
         self.large.mkdir()
         (self.large / "config.json").write_text(json.dumps(LLAMA_70B))
-        self.hub = folder / "hub"
-        for name in HUB:
-            _cache(self.hub, name, self.checkpoint, self.gguf)
+        self.authority = Authority(folder)
+        self.certificate, self.key = self.authority.sign(1)
         self.programs = folder / "venv" / "bin"
         self.programs.mkdir(parents=True)
-        for name, words in (("penstock", f"{sys.executable} -m penstock"), ("python", sys.executable)):
-            program = self.programs / name
-            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-            program.chmod(0o755)
+        self._program("penstock", f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
+        self._program("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        self._program("pip", PIP.format(python=sys.executable))
+        if llama := python_with(LLAMA):
+            self._program("LLAMA", f'#!/bin/sh\nexec {llama} "$@"\n')
+
+    def models_of_hub(self) -> dict[str, dict[str, bytes]]:
+        """The files of each model."""
+        dense, quantized = {path.name: path.read_bytes() for path in self.checkpoint.iterdir()}, self.gguf.read_bytes()
+        both = {name: {**dense, f"{name.rpartition('/')[2]}.Q4_K_M.gguf": quantized} for name in HUB}
+        alone = {name: {f"{name.rpartition('/')[2].removesuffix('-GGUF')}-Q4_K_M.gguf": quantized} for name in HUB_GGUF}
+        return both | alone
 
     def lay_out(self, folder: Path) -> Path:
-        """Puts everything that examples name into a new folder."""
+        """Puts everything that examples name into a new folder: a checkout with more in it, and a home."""
         folder.mkdir()
         links = {
             **dict.fromkeys(CHECKPOINTS, self.checkpoint),
             **dict.fromkeys(TEXTS, self.text),
             **dict.fromkeys(REAL, smollm2()),
-            **{name: ROOT / name for name in FROM_REPOSITORY},
+            **{name: ROOT / name for name in (*CHECKOUT, "scripts", "src")},
             ".venv": self.programs.parent,
             "mixture": self.mixture,
             "llama-70b": self.large,
@@ -73,22 +91,43 @@ class Stock:
         }
         for name, target in links.items():
             (folder / name).symlink_to(target)
+        (folder / "docs").mkdir()  # one of its own: an example writes into it
         (folder / "notes.txt").write_text("Rivers carry water from the mountains to the sea.\n")
+        (folder / "fullchain.pem").write_bytes(self.certificate)
+        (folder / "privkey.pem").write_bytes(self.key)
         return folder
 
-    def environment(self) -> dict[str, str]:
-        """The environment of the examples: Penstock of this tree, the cache instead of the hub, one thread."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "HF_"))}
+    def environment(self, home: Path) -> dict[str, str]:
+        """The environment of the examples: Penstock of this tree, a hub on loopback and an empty cache, one thread."""
+        others = ("PENSTOCK_", "HF_", "XDG_", "PIP_")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        own = {name: value for name, value in own.items() if not name.lower().endswith("_proxy")}
         return {
             **own,
             "PATH": f"{self.programs}:{own.get('PATH', os.defpath)}",
             "PYTHONPATH": str(ROOT / "src"),
-            "HF_HOME": str(self.folder / "huggingface"),
-            "HF_HUB_CACHE": str(self.hub),
-            "HF_HUB_OFFLINE": "1",
+            "HOME": str(home),
+            "HF_ENDPOINT": self.hub_url,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "SSL_CERT_FILE": str(self.authority.file),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "160",
         }
+
+    def _program(self, name: str, text: str) -> None:
+        program = self.programs / name
+        program.write_text(text)
+        program.chmod(0o755)
+
+
+def python_with(package: str) -> Path | None:
+    """The Python of an environment that has a package: of those that TEST_CLIENTS names (tests/clients/matrix.py), or
+    the one that LLAMA names."""
+    if package == LLAMA:
+        return Path(os.environ["LLAMA"]) if "LLAMA" in os.environ else None
+    clients = [client for client in CLIENTS if client.package == package and not client.node]
+    assert clients, f"matrix.py has no {package}"
+    return next((client.runtime() for client in clients if client.is_installed()), None)
 
 
 def _checkpoint(folder: Path, family: str, **changes: object) -> Path:
@@ -101,16 +140,3 @@ def _checkpoint(folder: Path, family: str, **changes: object) -> Path:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
-
-
-def _cache(hub: Path, name: str, checkpoint: Path, gguf: Path) -> None:
-    """A model in the layout of huggingface_hub's cache."""
-    folder = hub / f"models--{name.replace('/', '--')}"
-    commit = sha1(name.encode()).hexdigest()
-    snapshot = folder / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(commit)
-    for file in checkpoint.iterdir():
-        (snapshot / file.name).symlink_to(file)
-    (snapshot / f"{name.rpartition('/')[2]}.Q4_K_M.gguf").symlink_to(gguf)

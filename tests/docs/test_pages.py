@@ -11,78 +11,92 @@ import typer
 from penstock.cli.main import app
 from penstock.cli.usage import command_of, flags_of
 from tests.docs.pages import ROOT, Block, blocks, pages
-from tests.docs.place import Stock
-from tests.docs.shell import ExampleFailed, Served, Shell
+from tests.docs.place import Stock, python_with
+from tests.docs.processes import ExampleFailed
+from tests.docs.servers import Served, Servers
+from tests.docs.shell import Shell
+from tests.weights.standin_hub import serving_several
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    return Stock(tmp_path_factory.mktemp("stock"))
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+    stock = Stock(tmp_path_factory.mktemp("stock"))
+    with serving_several(stock.models_of_hub()) as stock.hub_url:
+        yield stock
 
 
 @pytest.fixture(scope="module")
-def default_server(stock: Stock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
-    """default_server() gives a server of the default model, which starts once."""
-    started: list[Served] = []
+def shared(stock: Stock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Served]]:
+    """shared(command) gives a server that all pages share."""
+    started: dict[str, Served] = {}
 
-    def start() -> Served:
-        if not started:
-            folder = tmp_path_factory.mktemp("server")
-            started.append(Served("penstock serve", folder, stock.environment(), folder / "log"))
-        return started[0]
+    def start(command: str) -> Served:
+        if command not in started:
+            folder = stock.lay_out(tmp_path_factory.mktemp("server") / "place")
+            started[command] = Served(command, folder, stock.environment(folder), folder / "log")
+        return started[command]
 
     yield start
-    for served in started:
+    for served in started.values():
         served.close()
 
 
-def _runs_something(page: Path) -> bool:
-    return any(
-        block.mark("not run", command) is None for block in blocks(page) if block.runs for command in block.commands()
-    )
+def _runs(block: Block, command: str) -> bool:
+    """Whether a command of a page runs here."""
+    needs = block.mark("needs", command)
+    return block.mark("not run", command) is None and (needs is None or python_with(needs.text) is not None)
+
+
+def _every() -> list[tuple[Block, str]]:
+    """The commands of all pages."""
+    found = [block for page in PAGES.values() for block in blocks(page) if block.runs]
+    return [(block, command) for block in found for command in block.commands()]
 
 
 # Each takes from 10 to 60 seconds, and other tests make the same requests (python.md: tests/api).
-SLOW = ("chat", "embeddings", "parallelism", "python", "quantization", "serving", "watermarking")
+SLOW = (
+    *(f"docs/{name}.md" for name in ("chat", "embeddings", "parallelism", "python", "quantization", "serving")),
+    "docs/watermarking.md",
+    "benchmarks/README.md",
+)
 NAMES = [
-    pytest.param(name, marks=pytest.mark.rare if Path(name).stem in SLOW else ())
+    pytest.param(name, marks=pytest.mark.rare if name in SLOW else ())
     for name, page in PAGES.items()
-    if _runs_something(page)
+    if any(_runs(block, command) for block in blocks(page) if block.runs for command in block.commands())
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_examples_of_a_page_run(
-    name: str, stock: Stock, default_server: Callable[[], Served], tmp_path: Path
-) -> None:
+def test_the_examples_of_a_page_run(name: str, stock: Stock, shared: Callable[[str], Served], tmp_path: Path) -> None:
     folder = stock.lay_out(tmp_path / "place")
-    shell = Shell(folder, stock.environment(), default_server)
+    servers = Servers(shared)
+    shell = Shell(folder, stock.environment(folder), servers)
     failed = []
     try:
         for block in blocks(PAGES[name]):
             if block.runs:
                 failed += _run(block, shell)
     finally:
-        shell.close()
+        servers.close()
     assert not failed, "\n\n".join(failed)
 
 
 def _run(block: Block, shell: Shell) -> list[str]:
     """Runs the commands of a block. Returns what failed."""
     failed = []
+    commands = [command for command in block.commands() if _runs(block, command)]
     for mark in block.marks:
-        if mark.kind == "first":
+        if mark.kind == "first" and commands:
             shell.run(mark.text)
-    for command in block.commands():
-        if block.mark("not run", command):
-            continue
+    for command in commands:
+        needs = block.mark("needs", command)
         try:
             if block.is_shell:
                 shell.run(command, fails=block.mark("fails", command) is not None)
             else:
-                shell.python(command)
+                shell.python(command, str(python_with(needs.text)) if needs else "python")
         except ExampleFailed as error:
             failed.append(f"{block.where}: {command}\n{error}")
     return failed
@@ -95,20 +109,27 @@ def test_marks_are_about_a_command() -> None:
         for page in PAGES.values()
         for block in blocks(page)
         for mark in block.marks
+        if mark.kind != "part of"
         if not block.runs or not any(mark.is_about(command) for command in block.commands())
     ]
     assert not stale
 
 
-def test_few_examples_are_not_run(record_property: Callable[[str, object], None]) -> None:
-    """What is not run is listed: see it with pytest --junit-xml, or in the message when there are many."""
-    every = [
-        (block, command)
+def test_parts_of_files_are_there() -> None:
+    parts = [
+        (block, mark)
         for page in PAGES.values()
         for block in blocks(page)
-        if block.runs
-        for command in block.commands()
+        for mark in block.marks
+        if mark.kind == "part of"
     ]
+    assert parts
+    assert [block.where for block, mark in parts if block.text not in (ROOT / mark.text).read_text()] == []
+
+
+def test_few_examples_are_not_run(record_property: Callable[[str, object], None]) -> None:
+    """What is not run is listed: see it with pytest --junit-xml, or in the message when there are many."""
+    every = _every()
     left_out = [
         f"{block.where}: {command.splitlines()[0]}: {mark.text}"
         for block, command in every
@@ -116,7 +137,7 @@ def test_few_examples_are_not_run(record_property: Callable[[str, object], None]
     ]
     record_property("not run", "\n".join(left_out))
     assert len(every) > 30
-    assert len(left_out) * 2 < len(every), "\n".join(left_out)
+    assert len(left_out) * 4 < len(every), "\n".join(left_out)
 
 
 def test_shell_blocks_are_cut_into_commands() -> None:

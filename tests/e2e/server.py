@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from penstock.weights.packaged import EMBEDDED
+from tests.described import check_described
 from tests.e2e.bound import bound
 from tests.engine.processes import alive, children
 
@@ -71,10 +72,14 @@ class Server:
         self.context = context
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE, verify=self.context or False)
+        return self._described(httpx.get(self.url + path, timeout=PATIENCE, verify=self.context or False))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=PATIENCE, verify=self.context or False)
+        return self._described(httpx.post(self.url + path, json=body, timeout=PATIENCE, verify=self.context or False))
+
+    def _described(self, response: httpx.Response) -> httpx.Response:
+        check_described(response)
+        return response
 
     @property
     def engine_pid(self) -> int:

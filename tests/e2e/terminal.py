@@ -39,7 +39,7 @@ class Terminal:
             stderr=theirs,
             env=env,
             start_new_session=True,
-            preexec_fn=_control,
+            preexec_fn=take_terminal,
         )
         os.close(theirs)
         self.raw = ""  # everything so far
@@ -86,6 +86,6 @@ class Terminal:
         os.close(self._ours)
 
 
-def _control() -> None:
-    """Makes the pty the terminal that sends SIGINT for Ctrl-C."""
+def take_terminal() -> None:
+    """Makes standard input, a pty, the terminal that sends SIGINT for Ctrl-C. For `preexec_fn`."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

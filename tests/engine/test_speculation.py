@@ -26,8 +26,8 @@ async def test_drafts_where_they_are_exact(kind: str, exact: bool, caplog: pytes
         stats, timing = client.stats(), answer.ends[0].timing
         assert timing is not None
         if exact:
-            assert 40 < timing.accepted_prediction <= stats.accepted_tokens
-            assert stats.steps < 60 + 30
+            assert 0 < timing.accepted_prediction <= stats.accepted_tokens  # how many depends on the times of steps
+            assert stats.steps < 2 * 60
         else:
             assert stats.drafts == timing.accepted_prediction == 0
             assert kind == "process" or "speculation is off" in caplog.text

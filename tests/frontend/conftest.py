@@ -17,10 +17,12 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
+from penstock.config.facts import PoolingFacts
 from penstock.frontend import RequestLimits, ServedModel, create_app, serve
 from penstock.frontend.http.access import Access
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
+from tests.described import check_described
 from tests.frontend.scripted import Output, ScriptedClient
 
 NAME = "tiny"
@@ -98,6 +100,20 @@ class Site:
         return ids
 
 
+def client_of(app: Access, timeout: float = 5) -> httpx.AsyncClient:
+    """A client whose answers must be those that the OpenAPI document describes."""
+
+    async def check(response: httpx.Response) -> None:
+        if response.headers.get("content-type") == "application/json":
+            await response.aread()
+            check_described(response)
+
+    hooks = {"response": [check]}
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=timeout, event_hooks=hooks
+    )
+
+
 def parse_events(body: bytes) -> list[Any]:
     """A stream of server-sent events, by its grammar: `data: JSON` and a blank line, the last one `data: [DONE]`."""
     assert body.endswith(b"\n\n")
@@ -111,7 +127,7 @@ def parse_events(body: bytes) -> list[Any]:
 
 @pytest.fixture
 def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
-    """make_site(output=, limits=, defaults=, aliases=, max_model_len=, template=, and the ServerConfig's fields)."""
+    """make_site(output=, limits=, defaults=, aliases=, max_model_len=, template=, pooling=, ServerConfig fields)."""
 
     def make(
         output: Output = lambda request, choice: [20 + choice],
@@ -121,18 +137,26 @@ def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
         aliases: tuple[str, ...] = (),
         max_model_len: int = 64,
         template: bool = True,
+        pooling: PoolingFacts | None = None,
         **config: Any,
     ) -> Site:
         tokenizer = tokenizers[0 if template else 1]
         eos = tokenizer.encode("<|im_end|>")[0]
         engine = ScriptedClient(output, vocab_size=tokenizer.vocab_size + 5, eos=eos, max_model_len=max_model_len)
+        engine.width = 0 if pooling is None else pooling.width
         model = ServedModel(
-            name=NAME, client=engine, tokenizer=tokenizer, created=1, aliases=aliases, defaults=defaults or {}
+            name=NAME,
+            client=engine,
+            tokenizer=tokenizer,
+            created=1,
+            aliases=aliases,
+            defaults=defaults or {},
+            pooling=pooling,
         )
         metrics = Metrics(CollectorRegistry())
         settings = ServerConfig(served_model_name=NAME, **{"state_dir": "none", **config})
         app = create_app(model, settings, metrics, limits)
-        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+        http = client_of(app)
         return Site(app, engine, tokenizer, metrics, http)
 
     return make
@@ -215,7 +239,7 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
             served.append(model)
             metrics = Metrics(CollectorRegistry())
             app = create_app(model, ServerConfig(served_model_name=NAME, state_dir="none"), metrics, limits)
-            http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
+            http = client_of(app, timeout=60)
             made[key] = Site(app, engine, byte_tokenizer, metrics, http)
         return made[key]
 

@@ -5,6 +5,8 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+import numpy as np
+
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     EngineError,
@@ -58,6 +60,7 @@ class ScriptedClient:
         self.dies_after: int | None = None  # deltas of a request, then EngineError
         self.row_error_after: int | None = None  # deltas of a request, then an error of this request only
         self.cached_tokens = 0
+        self.width = 0  # of the vectors of requests with pooling
         self.predicted = (0, 0)  # drafts from the prediction, accepted and refused, of each choice
         self.prompt_logprobs_late = False  # choice 0 last in every round
         self.requests: list[GenerateRequest] = []
@@ -74,7 +77,7 @@ class ScriptedClient:
         complete = False
         try:
             for count, delta in enumerate(self._deltas(request)):
-                if count:
+                if count or request.pooling is not None:  # no engine answers at once
                     await self._pace()
                 self._check_alive(count)
                 if count == self.row_error_after:
@@ -122,7 +125,12 @@ class ScriptedClient:
             raise EngineError("the engine ended")
 
     def _deltas(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-        """Rounds over the choices until each has ended, by its length, by a stop token, or because it was told so."""
+        """Rounds over the choices until each has ended, by its length, by a stop token, or because it was told so. The
+        vector of a pooled request depends on its tokens."""
+        if request.pooling is not None:
+            vector = np.random.default_rng(request.prompt_ids).standard_normal(self.width, np.float32)
+            yield TokenDelta(request.request_id, 0, 0, (), "stop", pooled=vector.tobytes())
+            return
         order = list(range(request.n))
         if self.prompt_logprobs_late:
             order.reverse()

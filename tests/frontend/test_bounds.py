@@ -200,6 +200,88 @@ async def test_memory_of_bodies_is_given_back(site: Site, record_property: Recor
             print(f"{name}: {size >> 20} MiB")
 
 
+UNREADER = """
+import signal, socket, sys
+port, count = map(int, sys.argv[1:])
+sent = sys.stdin.buffer.read()
+held = []
+for _ in range(count):
+    held.append(socket.socket())
+    held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    held[-1].connect(("127.0.0.1", port))
+    held[-1].sendall(sent)
+print(*(sock.recv(13)[9:12].decode() for sock in held), flush=True)
+signal.alarm(120)
+signal.pause()  # the test ends this process
+"""
+PROMPT_ROWS = {"prompt": [[60] * 900], "max_tokens": 1, "n": 8, "prompt_logprobs": 20}  # more than sockets hold
+
+
+async def test_unread_answers_have_one_budget(make_site: Callable[..., Site], record_property: Record) -> None:
+    """Clients that read none of their large answers: most are refused before the engine gets their requests, and the
+    others are disconnected."""
+    most, clients = 40 << 20, 20
+    limits = RequestLimits(max_unread_bytes=most, write_timeout=4.0)
+    site = make_site(max_model_len=1000, limits=limits)
+    whole = len((await site.http.post(COMPLETIONS, json=PROMPT_ROWS)).content)
+    assert whole > 7_000_000
+    async with live(site) as port:
+        before, asked = resident(), len(site.engine.requests)
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", UNREADER, str(port), str(clients)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert reader.stdin is not None and reader.stdout is not None
+            reader.stdin.write(request(COMPLETIONS, PROMPT_ROWS))
+            reader.stdin.close()
+            peak = 0
+            statuses = asyncio.create_task(reader.stdout.readline())
+            while not statuses.done():
+                peak = max(peak, site.app.unread.used)
+                await asyncio.sleep(0.01)
+            answers = statuses.result().split()
+            during = resident()
+            assert len(answers) == clients and set(answers) == {b"200", b"429"}
+            assert answers.count(b"200") == len(site.engine.requests) - asked <= clients / 2
+            assert 0 < peak <= most and during < before + 4 * most
+            assert 0 < site.app.lifecycle.in_flight <= answers.count(b"200")
+            await until(lambda: site.app.lifecycle.in_flight == 0, 20)  # write_timeout
+            assert site.app.unread.used == 0
+            async with httpx.AsyncClient() as http:
+                answer = await http.post(f"http://127.0.0.1:{port}{COMPLETIONS}", json=PROMPT_ROWS)
+            assert answer.status_code == 200 and len(answer.content) == whole and site.app.unread.used == 0
+        finally:
+            reader.kill()
+            await reader.wait()
+        record_property("clients", clients)
+        record_property("refused", answers.count(b"429"))
+        record_property("answer_mb", round(whole / 1e6, 1))
+        record_property("grown_mb", round((during - before) / 1e6, 1))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_grows_beyond_what_is_left_is_refused(
+    make_site: Callable[..., Site], stream: bool
+) -> None:
+    """The log-probabilities of new tokens are not known before; small answers do not count."""
+    most = 1 << 20
+    site = make_site(max_model_len=2000, limits=RequestLimits(max_unread_bytes=most, max_answer_bytes=most))
+    others = site.app.unread.hold()
+    others.add_made(most - (64 << 10))
+    fields = {"prompt": "a", "max_tokens": 400, "logprobs": 20, "stream": stream}
+    response = await site.http.post(COMPLETIONS, json=fields)
+    if stream:  # it is sent as it grows
+        assert response.status_code == 200 and response.content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "too_many_unread")
+        assert "retry-after" in response.headers and "65536 bytes" not in response.text
+        await until(lambda: site.engine.running == 0)
+    assert (await site.post(COMPLETIONS, prompt="a", max_tokens=4, logprobs=20))["choices"]
+    others.release()
+    assert (await site.http.post(COMPLETIONS, json=fields)).status_code == 200
+    assert site.app.unread.used == 0
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

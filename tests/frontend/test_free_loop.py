@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.config.facts import PoolingFacts
 from tests.frontend.conftest import NAME, Site, live
 from tests.frontend.loop_time import (
     LONGEST,
@@ -124,6 +126,54 @@ async def test_no_accepted_body_holds_the_loop(
             assert await send_from_outside(port, path, sent, 4) == [b"200"] * 4
 
         await assert_loop_stays_free(monkeypatch, send, P99, record_property)
+
+
+EMBEDS = PoolingFacts(task="embed", mode="mean", width=384, encoder=True)
+LABELS = PoolingFacts(task="classify", mode="cls", width=384, encoder=True, labels=tuple(f"l{i}" for i in range(384)))
+VECTORS: dict[str, tuple[PoolingFacts, str, dict[str, Any]]] = {
+    "floats": (EMBEDS, "/v1/embeddings", {}),
+    "base64": (EMBEDS, "/v1/embeddings", {"encoding_format": "base64"}),
+    "shortened": (EMBEDS, "/v1/embeddings", {"dimensions": 383}),
+    "ollama": (EMBEDS, "/api/embed", {}),
+    "labels": (LABELS, "/classify", {}),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+async def test_no_vectors_hold_the_loop(
+    make_site: Callable[..., Site], name: str, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """As many as a request may have. `callbacks` measures only the loop's own thread: a thread that holds the
+    interpreter delays the loop as well, so all work must be done there, in parts."""
+    pooling, path, fields = VECTORS[name]
+    site = make_site(pooling=pooling, max_model_len=64)
+    given = {"model": NAME, "input": [f"text {i}" for i in range(2048)], **fields}
+    answer = (await site.http.post(path, json=given)).json()
+    rows = answer["embeddings"] if path == "/api/embed" else answer["data"]
+    assert len(rows) == 2048 and len(site.engine.requests) == 2048
+    if name == "floats":
+        prompts = {int(call.request_id.rpartition("-")[2]): call.prompt_ids for call in site.engine.requests}
+        for place, row in enumerate(rows):
+            exact = np.random.default_rng(prompts[place]).standard_normal(384, np.float32)
+            assert row["index"] == place and (np.array(row["embedding"], np.float32) == exact).all()
+    threads: list[str] = []
+    to_thread = asyncio.to_thread
+
+    async def noted(work: Callable[..., Any], *args: Any) -> Any:
+        threads.append(repr(work))
+        return await to_thread(work, *args)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    async with live(site) as port:
+        sent = json.dumps(given).encode()
+
+        async def send() -> None:
+            assert await send_from_outside(port, path, sent, 1) == [b"200"]
+
+        await send()
+        threads.clear()
+        await assert_loop_stays_free(monkeypatch, send, P99, record_property)
+    assert not any("_items" in work or "dumps" in work for work in threads), threads
 
 
 def wide(fields: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.config.weights import device_bytes, schemes
 from penstock.kernels import CannotQuantize, Needs, Packing, Platform, check_kv_dtype, select_packing
-from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, dense, pack
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, dense, pack
 
 GPU = Platform("cuda", "9.0")
 HERE = torch.device("cpu")
@@ -46,7 +46,7 @@ def packed(make: Packing, kind: Any) -> Any:
 
 def test_the_vocabulary_is_never_int4_and_a_router_is_dense() -> None:
     make = packing("int4")
-    assert isinstance(packed(make, "matrix"), Int4Weight)
+    assert isinstance(packed(make, "matrix"), CodedWeight)
     vocabulary = packed(make, "vocabulary")
     assert isinstance(vocabulary, QuantizedWeight) and vocabulary.values.dtype == torch.int8
     assert packed(packing("fp8"), "vocabulary").values.dtype == torch.float8_e4m3fn

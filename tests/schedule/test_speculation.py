@@ -174,6 +174,19 @@ def test_a_prediction_is_used_and_counted() -> None:
     assert without.stats.accepted_tokens < 10 < 200 < quick.stats.accepted_tokens
 
 
+def test_a_copy_that_ends_is_soon_followed_again() -> None:
+    """Passages of thirty tokens from anywhere in the prompt, with other text between them: what drafts saved pays for a
+    look at every step until the next passage, which two tokens find."""
+    source = random.Random(3)
+    prompt = words(300, source)
+    output: list[int] = []
+    for _ in range(20):
+        start = source.randrange(270)
+        output += [*prompt[start : start + 30], *words(source.randrange(8, 30), source)]
+    stats = serve([Text(prompt, output)], memory_bound, "ngram").stats
+    assert stats.accepted_tokens > 20 * 25
+
+
 def test_counters_agree() -> None:
     stats = serve(copies(3, random.Random(4)), tiled, "ngram").stats
     assert 0 < stats.accepted_tokens < stats.draft_tokens

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 
 from penstock.families import spec_from_config
 from penstock.families.spec import Parameter
-from penstock.kernels.native.packing import PackedWeight, SectionedWeight
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.native.packing import SectionedWeight
+from penstock.kernels.triton import weights as device
 from tests.checkpoints import write_tokenizer
 from tests.families.divisible import CONFIGS
 from tests.gguf_models import write_gguf
@@ -110,10 +112,14 @@ class Values:
         return rows
 
 
-def values_of(weight: PackedWeight | SectionedWeight | torch.Tensor) -> Floats:
-    """The values of a parameter that is fp32, or packed as fp32 or as codes."""
-    if isinstance(weight, SectionedWeight):
+def values_of(weight: Any) -> Floats:
+    """The values of a parameter that is fp32, or packed as fp32 or as codes, for a CPU or for a GPU."""
+    if isinstance(weight, SectionedWeight | device.JoinedWeight):
         return np.concatenate([values_of(section) for section in weight.sections])
+    if isinstance(weight, device.CodedWeight):
+        return device.dense(weight).numpy()
+    if isinstance(weight, DenseWeight):
+        weight = weight.weight
     if isinstance(weight, torch.Tensor):
         assert weight.dtype == torch.float32
         return weight.numpy()

@@ -160,18 +160,43 @@ class _Request(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+class _RequestToSeveral(_Request):
+    hubs: dict[str, StandInHub]
+
+    def _answer(self, *, body: bool) -> None:
+        named = re.match(r"(?:/api/models)?/([^/]+/[^/?]+)", urllib.parse.unquote(self.path))
+        self.hub = self.hubs.get(named[1] if named else "", self.hub)  # the default answers 404
+        super()._answer(body=body)
+
+
 @contextmanager
 def serving(files: dict[str, bytes], name: str = MODEL) -> Iterator[StandInHub]:
     """A hub with these files until the block ends."""
     hub = StandInHub(files, name)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Request", (_Request,), {"hub": hub}))
+    with _listening(type("Request", (_Request,), {"hub": hub})) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.go_on.set()
+
+
+@contextmanager
+def serving_several(models: dict[str, dict[str, bytes]]) -> Iterator[str]:
+    """A hub with the files of several models until the block ends. Yields its address."""
+    hubs = {name: StandInHub(files, name) for name, files in models.items()}
+    handler = type("Request", (_RequestToSeveral,), {"hubs": hubs, "hub": next(iter(hubs.values()))})
+    with _listening(handler) as url:
+        yield url
+
+
+@contextmanager
+def _listening(handler: type[_Request]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield hub
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        hub.go_on.set()
         server.shutdown()
         server.server_close()
         thread.join()

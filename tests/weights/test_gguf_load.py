@@ -6,16 +6,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from penstock.config import Split
-from penstock.config.weights import cpu_format, format_of, packed_bytes
-from penstock.families import ModelSpec, load_spec, shard
+from penstock.config import EngineConfig, Split
+from penstock.config.weights import cpu_format, format_of, packed_bytes, weights_bytes
+from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.shard import CannotSplit, possible_splits
-from penstock.kernels import Needs, detect_platform, select_packing
+from penstock.kernels import Needs, Platform, detect_platform, select_packing
 from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
@@ -23,7 +24,9 @@ from tests.smollm2 import smollm2
 from tests.weights.gguf_values import Values, values_of, write_model
 
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
-NATIVE = pytest.param(True, marks=needs_native, id="packed")
+NATIVE = pytest.param("packed", marks=needs_native, id="packed")
+DEVICE = pytest.param("device", marks=needs_native, id="device")
+HERE = torch.device("cpu")  # in place of a GPU
 QKV = ("attn_q", "attn_k", "attn_v")
 
 # The family, and the types of its tensors.
@@ -71,7 +74,11 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return write_model(tmp_path, family, kinds, **changes)
 
 
-def load_fp32(path: Path, spec: ModelSpec, *, packed: bool, **options: Any) -> dict[str, Any]:
+def load_fp32(path: Path, spec: ModelSpec, *, packed: str, **options: Any) -> dict[str, Any]:
+    """Packed for a CPU, for a device, or "" for tensors."""
+    if packed == "device":
+        packing = select_packing(Platform("cuda", "9.0"), Needs(torch.float32), device=HERE)
+        return load_parameters(path, spec, torch.float32, packing=packing, device=HERE, **options)
     packing = select_packing(detect_platform(), Needs(torch.float32)) if packed else None
     return load_parameters(path, spec, torch.float32, packing=packing, **options)
 
@@ -82,8 +89,8 @@ def assert_values(want: Values, spec: ModelSpec, got: dict[str, Any]) -> None:
         np.testing.assert_array_equal(values_of(got[parameter.name]), want.of(parameter), parameter.name)
 
 
-@pytest.mark.parametrize("packed", [NATIVE, False])
-def test_values_are_those_of_gguf(model: Path, packed: bool) -> None:
+@pytest.mark.parametrize("packed", [NATIVE, DEVICE, ""])
+def test_values_are_those_of_gguf(model: Path, packed: str) -> None:
     spec = load_spec(model)
     assert_values(Values(model), spec, load_fp32(model, spec, packed=packed))
 
@@ -91,12 +98,12 @@ def test_values_are_those_of_gguf(model: Path, packed: bool) -> None:
 def test_values_without_native_code(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "instruction_sets", lambda: ())
     spec = load_spec(model)
-    assert_values(Values(model), spec, load_fp32(model, spec, packed=False))
+    assert_values(Values(model), spec, load_fp32(model, spec, packed=""))
 
 
-@pytest.mark.parametrize("packed", [NATIVE, False])
+@pytest.mark.parametrize("packed", [NATIVE, DEVICE, ""])
 @pytest.mark.parametrize("split", [Split(2), Split(1, 2), Split(2, 1, True)], ids=str)
-def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed: bool) -> None:
+def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed: str) -> None:
     whole = load_spec(model)
     if split.expert and not any(layer.moe for layer in whole.layers):
         pytest.skip("has no experts")
@@ -107,6 +114,18 @@ def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed:
         assert_values(want, spec, got)
         total += spec.num_parameters()
     assert total >= whole.num_parameters()
+
+
+@needs_native
+def test_codes_stay_codes_on_a_device_and_take_what_was_planned(model: Path) -> None:
+    spec = load_spec(model)
+    engine = EngineConfig(model=str(model), name="tiny", device="cuda", depth=2, dtype="float32")
+    got = load_fp32(model, spec, packed="device")
+    facts = msgspec.structs.replace(model_facts(spec), vector_elements=0, float32_elements=0)
+    matrices = [p.name for p in spec.parameters if p.kind != "vector"]
+    biases = [name.replace(".weight", ".bias") for name in matrices]
+    held = sum(got[name].nbytes for name in (*matrices, *biases) if name in got)
+    assert held == weights_bytes(facts, engine) < 0.75 * weights_bytes(facts.without_codes(), engine)
 
 
 @needs_native
@@ -138,8 +157,8 @@ def test_codes_stay_codes(model: Path, dtype: torch.dtype) -> None:
     assert coded >= 2
 
 
-@pytest.mark.parametrize("packed", [NATIVE, False])
-def test_a_real_file(packed: bool) -> None:
+@pytest.mark.parametrize("packed", [NATIVE, ""])
+def test_a_real_file(packed: str) -> None:
     """SmolLM2: q and k of Q4_1, the embedding and some others of Q8_0."""
     path = smollm2()
     spec = load_spec(path)
@@ -159,8 +178,8 @@ def test_a_split_that_cuts_blocks_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("packed", [NATIVE, False])
-def test_columns_that_cut_a_block_are_refused(tmp_path: Path, packed: bool) -> None:
+@pytest.mark.parametrize("packed", [NATIVE, ""])
+def test_columns_that_cut_a_block_are_refused(tmp_path: Path, packed: str) -> None:
     """By the reads as well, if the file is not what the spec was made from."""
     path = write_model(tmp_path, "llama", {"ffn_down": "Q8_0"})
     whole = load_spec(path)

@@ -279,7 +279,7 @@ def states_bytes(facts: ModelFacts, sequences: int) -> int:
 
 
 def weights_note(facts: ModelFacts, engine: EngineConfig) -> str:
-    stored = [matrix.stored for matrix in facts.matrices if not matrix.router and engine.device == "cpu"]
+    stored = [matrix.stored for matrix in facts.matrices if not matrix.router]
     return f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine, stored=stored)}"
 
 

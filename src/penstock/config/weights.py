@@ -15,13 +15,13 @@ from penstock.config.facts import MatrixFacts, ModelFacts
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
 Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
 Scales = Literal["f16", "f32", "two_levels"]
-DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # on a GPU
+DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # on a GPU, of floats
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
 GROUP_OF_X = 32  # values of an activation that share a scale
 SUPER = 256  # values along k that share the second level of scales
-INT4_MULTIPLE = 128  # k is padded to a multiple of this on a GPU
+DEVICE_HALF = 32  # values along k of one product on a GPU, or a group's if these are fewer; a run has two halves
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
 _SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
 
@@ -163,6 +163,22 @@ def schemes(dtype: str, quantization: str) -> tuple[DeviceScheme, DeviceScheme]:
     return pairs.get(quantization) or (unquantized(dtype), unquantized(dtype))
 
 
+def device_format(kind: str, stored: Sequence[str], dtype: str, quantization: str) -> DeviceScheme | WeightFormat:
+    """The scheme of a matrix on a GPU, or the format of its codes, which stay as they are unless --quantization is
+    given. `kind` and `stored` are as for `cpu_format`."""
+    if kind == "router":
+        return unquantized(dtype)
+    if quantization == "none" and _has_codes(stored):
+        return format_of(stored)
+    matrices, vocabulary = schemes(dtype, quantization)
+    return vocabulary if kind == "vocabulary" else matrices
+
+
+def device_int4(group: int) -> WeightFormat:
+    """The format of --quantization int4 on a GPU."""
+    return replace(INT8, codes="nibbles", zero=8, group=group)
+
+
 def unquantized(dtype: str) -> Literal["f32", "bf16"]:
     """The scheme of weights that are not quantised."""
     return "f32" if dtype == "float32" else "bf16"
@@ -181,22 +197,32 @@ def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias
     return columns * (by_column + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
 
 
-def device_bytes(n: int, k: int, scheme: DeviceScheme, group: int, *, bias_size: int = 0) -> int:
-    """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element."""
-    if scheme in ("int8", "fp8"):
+def device_width(k: int, fmt: WeightFormat) -> int:
+    """k with its padding on a GPU: whole runs and groups."""
+    multiple = max(fmt.group, 2 * min(fmt.group, DEVICE_HALF))
+    return -(-k // multiple) * multiple
+
+
+def device_bytes(n: int, k: int, fmt: DeviceScheme | WeightFormat, group: int, *, bias_size: int = 0) -> int:
+    """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element. `group`: int4's."""
+    fmt = device_int4(group) if fmt == "int4" else fmt
+    if isinstance(fmt, WeightFormat):
+        width = device_width(k, fmt)
+        factors = width // fmt.group * fmt.scale_bytes
+        if fmt.scales == "two_levels":
+            factors += -(-width // SUPER) * 2
+        size = n * (width * fmt.bits // 8 + factors * (2 if fmt.mins else 1))
+    elif fmt in ("int8", "fp8"):
         size = n * k + 4 * n
-    elif scheme == "int4":
-        padded = -(-k // INT4_MULTIPLE) * INT4_MULTIPLE
-        size = n * (padded // 2 + padded // group * 2)
     else:
-        size = n * k * (4 if scheme == "f32" else 2)
+        size = n * k * (4 if fmt == "f32" else 2)
     return size + n * bias_size
 
 
 def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Sequence[str]] = ()) -> str:
     """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them.
     `stored` are the GGUF types of each matrix (see MatrixFacts), for kernels that take codes as they are."""
-    matrices = list(stored)
+    matrices = [] if engine.device == "cuda" and engine.quantization != "none" else list(stored)
     kept = sorted({name for types in matrices if _has_codes(types) for name in types})
     if not kept:
         return _dense_as(engine, isa)
@@ -240,12 +266,11 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
 
 def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
     shape = (matrix.rows, matrix.columns)
-    if engine.device == "cuda":
-        matrices, vocabulary = schemes(engine.dtype, engine.quantization)
-        scheme = unquantized(engine.dtype) if matrix.router else vocabulary if matrix.vocabulary else matrices
-        bias = engine.element_size if matrix.bias else 0
-        return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
     kind = "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
+    if engine.device == "cuda":
+        on_device = device_format(kind, matrix.stored, engine.dtype, engine.quantization)
+        bias = engine.element_size if matrix.bias else 0
+        return matrix.experts * device_bytes(*shape, on_device, engine.quantization_group, bias_size=bias)
     settings = (engine.dtype, engine.quantization, engine.quantization_group)
     fmt = cpu_format(kind, matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

@@ -10,10 +10,12 @@ from typing import Protocol
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
 from penstock.frontend.http.asgi import Headers, Send
+from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
+_JSON_OF_PACKED = 12  # bytes of an answer for a packed byte of log-probabilities
 
 
 class CollectedChoice:
@@ -115,12 +117,18 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
     return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
-async def collect(generation: Generation, codec: Codec, keep: Keep | None = None) -> bytes:
-    """Returns one answer once every choice is complete, and `keep` is. Raises what the generation raises."""
+async def collect(
+    generation: Generation, codec: Codec, keep: Keep | None = None, unread: HeldBytes | None = None
+) -> bytes:
+    """Returns one answer once every choice is complete, and `keep` is. Its output counts in `unread` as it grows.
+
+    Raises what the generation raises, and APIError 429 if too many bytes of answers are held."""
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
         async for update in updates:
+            if unread is not None:
+                unread.add_made(len(update.text) + len(update.logprobs) * _JSON_OF_PACKED)
             answer = answers.get(update.choice)
             if answer is None:
                 answers[update.choice] = CollectedChoice(update)

@@ -17,7 +17,7 @@ from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
-from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.buffers import answer_buffers, body_buffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
@@ -59,13 +59,13 @@ def create_app(
     """
     limits = limits or RequestLimits.of(config)
     storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock)
-    bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
+    bodies, unread = body_buffers(limits), answer_buffers(limits)
     serving = Serving(model, metrics, limits.drain_timeout, prepare)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
     background = _background(config, limits, serving, storage, siblings)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
-    site = Site(serving, limits, config.seed, bodies, tracer, store, storage, wake_batches, siblings)
+    site = Site(serving, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings)
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     probes = _Probes(serving, lifecycle, metrics if siblings is None else siblings, wires)
@@ -90,6 +90,7 @@ def create_app(
         route_of=template,
         encode_error=errors.encode,
         bodies=bodies,
+        unread=unread,
         cors_origins=config.cors_origin,
         is_socket=frozenset(route.path.encode() for route in routes if route.kind == "socket").__contains__,
         is_page=_page_paths(route.path for route in routes if route.public),

@@ -36,12 +36,18 @@ class RequestContext(msgspec.Struct, frozen=True):
     wake_batches: Callable[[], None] = lambda: None  # called after a batch has been stored or changed
     siblings: Siblings | None = None  # None: this is the only API process
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
+    unread: HeldBytes | None = None  # the same of the budget of answers
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is
         spent."""
         if self.held is not None:
             self.held.add_stored(count)
+
+    def reserve(self, count: int) -> None:
+        """Counts bytes of the answer before the work that makes them. Raises APIError 429 if the budget is spent."""
+        if self.unread is not None:
+            self.unread.add_made(count)
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
@@ -17,4 +19,37 @@ class Operation:
     example: Mapping[str, Any] = field(default_factory=dict)  # a body, without the model's name
     query: Mapping[str, Any] = field(default_factory=dict)  # JSON Schemas of the query's parameters, by name
     answer: str | None = "application/json"  # content type; None: the answer has no body
+    shape: Any = Any  # of an answer that is JSON: see `json_schema`
     stream: str | None = None  # content type of the answer if the request has "stream": true
+
+
+def json_schema(shape: Any) -> dict[str, Any]:
+    """Returns the JSON Schema of a shape.
+
+    | shape | values |
+    |---|---|
+    | `str`, `int`, `float`, `bool`, `None`, `Any` | of that type |
+    | `"a text"` | this text |
+    | `(a, b)` | of one of these shapes |
+    | `[a]` | a list, whose items have this shape |
+    | `{"name": a, "other?": b}` | an object with these fields and no others; `other` may be missing |
+    | `{str: a}` | an object with any names, whose values have this shape |
+    """
+    if shape is Any:
+        return {}
+    if isinstance(shape, str):
+        return {"const": shape}
+    if isinstance(shape, tuple):
+        return {"anyOf": [json_schema(one) for one in shape]}
+    if isinstance(shape, list):
+        return {"type": "array", "items": json_schema(shape[0])}
+    if not isinstance(shape, dict):
+        return {"type": _TYPES[shape]}
+    if str in shape:
+        return {"type": "object", "additionalProperties": json_schema(shape[str])}
+    return {
+        "type": "object",
+        "properties": {name.rstrip("?"): json_schema(one) for name, one in shape.items()},
+        "required": [name for name in shape if not name.endswith("?")],
+        "additionalProperties": False,
+    }

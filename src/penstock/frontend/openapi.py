@@ -1,4 +1,5 @@
-"""GET /openapi.json: describes every route. Schemas of bodies are made from the types that decode them."""
+"""GET /openapi.json: describes every route. Schemas of bodies are made from the types that decode them, schemas
+of answers from the shapes in the wires' modules `answers`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.frontend.describe import Operation
+from penstock.frontend.describe import Operation, json_schema
 from penstock.frontend.errors import APIError
 from penstock.frontend.wires import BATCHES, OPENAI, RESPONSES, Wire, WireRoute
 from penstock.version import __version__
@@ -24,29 +25,28 @@ _PROBES = {
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
 }
-_ADMIN = {
-    "/reload": ("post", "Load the model and its settings again; with drain_first=true, end the old engine first"),
-    "/sleep": ("post", "End the engine until a request comes"),
-    "/wake_up": ("post", "Start the engine"),
-    "/is_sleeping": ("get", "Whether the engine is asleep"),
+_ASLEEP = {"is_sleeping": bool}
+_ADMIN: dict[str, tuple[str, str, Any]] = {
+    "/reload": (
+        "post",
+        "Load the model and its settings again; with drain_first=true, end the old engine first",
+        {"message": str},
+    ),
+    "/sleep": ("post", "End the engine until a request comes", _ASLEEP),
+    "/wake_up": ("post", "Start the engine", _ASLEEP),
+    "/is_sleeping": ("get", "Whether the engine is asleep", _ASLEEP),
 }
-_TEXT = {"type": "string"}
-_MAYBE = {"type": ["string", "null"]}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
-
+_MAYBE = (str, None)
+_PROBED = {"/version": {"version": str}, "/metrics": Any, "/openapi.json": {str: Any}}  # others have a status
 # Errors of the wires, by their names. OpenAI's are those of all other routes. A message names the value, the limit and
 # what to change.
 _OPENAI, _PLAIN = "OpenAIError", "PlainError"
 _ERRORS = {
-    _OPENAI: _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE)),
-    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
-    _PLAIN: _object(error=_TEXT),
-    "TGIError": _object(error=_TEXT, error_type=_TEXT),
-    "RerankError": _object(message=_TEXT, detail=_TEXT, error=_object(message=_TEXT, param=_MAYBE, code=_MAYBE)),
+    _OPENAI: {"error": {"message": str, "type": str, "param": _MAYBE, "code": _MAYBE}},
+    "AnthropicError": {"type": "error", "error": {"type": str, "message": str}},
+    _PLAIN: {"error": str},
+    "TGIError": {"error": str, "error_type": str},
+    "RerankError": {"message": str, "detail": str, "error": {"message": str, "param": _MAYBE, "code": _MAYBE}},
 }
 _ERROR_OF = {
     "anthropic": "AnthropicError",
@@ -85,27 +85,33 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
+    answers = {
+        _answer_name(wire, route): json_schema(operation.shape)
+        for wire, route, operation in described
+        if operation.shape is not Any
+    }
     for wire, route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
         # If several wires have a path, the first one's route is described. Clients select the others by a header.
         fields = _fields(wire, route, operation, schema_of, model)
         first = paths.setdefault(path, {}).setdefault(route.method.lower(), fields)
-        if first is not fields and (content := fields["responses"]["200"].get("content")):
-            first["responses"]["200"]["content"] |= content
+        if first is not fields:
+            _add_answers(first["responses"]["200"]["content"], fields["responses"]["200"].get("content", {}))
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
-        answers = {"200": {"description": summary, "content": {kind: {}}}}
+        content = {kind: {"schema": json_schema(_PROBED.get(path, {"status": str}))}}
+        responses = {"200": {"description": summary, "content": content}}
         if summary.startswith("200 "):
-            answers["503"] = {"description": "The server cannot serve now", "content": {kind: {}}}
+            responses["503"] = {"description": "The server cannot serve now", "content": content}
         for method in ("get", "post") if path == "/ping" else ("get",):
             paths.setdefault(path, {})[method] = {
                 "tags": ["probes"],
                 "summary": summary,
                 "operationId": path[1:] if method == "get" else f"{path[1:]}.{method}",
                 "security": [],
-                "responses": answers,
+                "responses": responses,
             }
-    for path, (method, summary) in _ADMIN.items():
+    for path, (method, summary, shape) in _ADMIN.items():
         paths[path] = {
             method: {
                 "tags": ["operator"],
@@ -113,7 +119,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 "operationId": path[1:],
                 "security": [{"admin": []}, {}],
                 "responses": {
-                    "200": {"description": summary, "content": {"application/json": {}}},
+                    "200": {"description": summary, "content": {"application/json": {"schema": json_schema(shape)}}},
                     **_failures(OPENAI, _ANY_ROUTE | {409: "Another one is in progress", 422: "It failed"}),
                 },
                 **({"parameters": [_in_query("drain_first", {"type": "boolean"})]} if path == "/reload" else {}),
@@ -126,7 +132,11 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             "paths": paths,
             "security": [{"key": []}, {}],
             "components": {
-                "schemas": {**{name: dict(schema) for name, schema in components.items()}, **_ERRORS},
+                "schemas": {
+                    **{name: dict(schema) for name, schema in components.items()},
+                    **answers,
+                    **{name: json_schema(shape) for name, shape in _ERRORS.items()},
+                },
                 "securitySchemes": {
                     "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
                     "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
@@ -151,6 +161,8 @@ def _fields(
     answer: dict[str, Any] = {"description": "The answer"}
     if types:
         answer["content"] = {kind: {} for kind in types}
+    if operation.shape is not Any:
+        answer["content"]["application/json"] = {"schema": _reference(_answer_name(wire, route))}
     statuses = _ANY_ROUTE if route.method == "GET" else _ANY_ROUTE | _WITH_BODY
     if wire in (RESPONSES, BATCHES):
         statuses = statuses | _STORED
@@ -170,7 +182,7 @@ def _fields(
         fields["responses"]["304"] = {"description": "The browser has it"}
     if "{" in route.path and wire.name in _ERROR_OF:  # a path with a line feed is no route's, whose errors are OpenAI's
         missing = fields["responses"]["404"]["content"]["application/json"]
-        missing["schema"] = {"anyOf": [missing["schema"], {"$ref": f"#/components/schemas/{_OPENAI}"}]}
+        missing["schema"] = {"anyOf": [missing["schema"], _reference(_OPENAI)]}
     in_query = [_in_query(name, schema) for name, schema in operation.query.items()]
     if parameters := [*_parameters(route.path), *in_query]:
         fields["parameters"] = parameters
@@ -187,12 +199,24 @@ def _fields(
 
 def _failures(wire: Wire, statuses: Mapping[int, str]) -> dict[str, Any]:
     """The errors of a route, with the statuses and the schema of its wire."""
-    schema = {"$ref": f"#/components/schemas/{_ERROR_OF.get(wire.name, _OPENAI)}"}
+    schema = _reference(_ERROR_OF.get(wire.name, _OPENAI))
     found = {wire.package.encode_error(APIError(status, "")).status: text for status, text in statuses.items()}
     return {
         str(status): {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in sorted(found.items())
     }
+
+
+def _add_answers(content: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds the answers of another wire with the same path. `content` has a schema for each type."""
+    for kind, one in more.items():
+        first = content.setdefault(kind, one)
+        if first is not one and "schema" in first:
+            first["schema"] = {"anyOf": [first["schema"], one["schema"]]}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _in_query(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +227,10 @@ def _id(wire: Wire, route: WireRoute) -> str:
     """A name that no other route has: a function may have several paths."""
     first = next(other for other in wire.routes if other.function == route.function)
     return f"{wire.name}.{route.function}" + ("" if route is first else route.path.replace("/", "."))
+
+
+def _answer_name(wire: Wire, route: WireRoute) -> str:
+    return f"{wire.name}.{route.function}.answer"
 
 
 def _parameters(path: str) -> Iterator[dict[str, Any]]:

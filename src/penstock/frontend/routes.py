@@ -30,7 +30,7 @@ from penstock.frontend.http.asgi import (
     trace_headers,
 )
 from penstock.frontend.http.body import read_body, read_upload
-from penstock.frontend.http.buffers import BodyBuffers, HeldBytes
+from penstock.frontend.http.buffers import Buffers, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import deadlines
@@ -57,7 +57,8 @@ class Site:
     serving: Serving
     limits: RequestLimits
     seed: int | None
-    bodies: BodyBuffers
+    bodies: Buffers
+    unread: Buffers  # large answers
     tracer: Tracer | None = None
     store: ModelStore | None = None  # lets clients download and delete models; None: they may not
     storage: Database | None = None
@@ -113,6 +114,7 @@ class Site:
             wake_batches=self.wake_batches,
             siblings=self.siblings,
             held=held,
+            unread=request_info(scope).unread,
         )
 
 
@@ -201,28 +203,29 @@ class _GenerateRoute(_Route):
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive), site.version(scope) as version:
-                check_generates(version.model)
-                call = cast(Call | Answer, await read(body, site.context(scope, version, held)))
-                del body
-                held.release()
-                await self._answer(call, version, info, send)
+            async with while_connected(receive):
+                async with site.version(scope) as version:
+                    check_generates(version.model)
+                    call = cast(Call | Answer, await read(body, site.context(scope, version, held)))
+                    del body
+                    held.release()
+                    made = call if isinstance(call, Answer) else await self._generate(call, version, info, send)
+                if made is not None:
+                    await _send_answer(made, info, send)
         except ClientGone:
             info.client_gone = True
         finally:
             held.release()
 
-    async def _answer(self, call: Call | Answer, version: Version, info: RequestInfo, send: Send) -> None:
-        if isinstance(call, Answer):
-            await _send_answer(call, send)
-            return
+    async def _generate(self, call: Call, version: Version, info: RequestInfo, send: Send) -> Answer | None:
+        """Returns the whole answer; None if it was streamed."""
         generation = Generation(
             version.model, call.parts, version.metrics, call.operation, info.start, info.request_id, info.trace
         )
         if call.stream:
             await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep)
-        else:
-            await respond(send, 200, await collect(generation, call.codec, call.keep))
+            return None
+        return Answer(await collect(generation, call.codec, call.keep, info.unread))
 
 
 class _AnswerRoute(_Route):
@@ -250,7 +253,7 @@ class _AnswerRoute(_Route):
             held.release()
         if isinstance(made, bytes):
             made = Answer(made)
-        await _send_answer(made, send)
+        await _send_answer(made, request_info(scope), send)
 
 
 class _SocketRoute(_Route):
@@ -262,7 +265,8 @@ class _SocketRoute(_Route):
             raise APIError(426, message, code="upgrade_required", headers={"upgrade": "websocket"})
         package = self._wire.package
         codec = getattr(package, self._function)()
-        await serve_socket(scope, receive, send, codec, self._site.limits, self._site.bodies, package.encode_error)
+        site = self._site
+        await serve_socket(scope, receive, send, codec, site.limits, site.bodies, site.unread, package.encode_error)
 
 
 class _UploadRoute(_Route):
@@ -300,7 +304,9 @@ async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_answer(answer: Answer, send: Send) -> None:
+async def _send_answer(answer: Answer, info: RequestInfo, send: Send) -> None:
+    """Raises APIError 429 before anything is sent if the answer does not fit in the budget."""
+    info.unread.become(len(answer.body))
     headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
     await respond(send, answer.status, answer.body, answer.content_type, headers)
 

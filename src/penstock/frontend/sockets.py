@@ -9,7 +9,7 @@ from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import KEY_PROTOCOL, bearer
 from penstock.frontend.http.asgi import Answer, ASGIApp, Headers, Message, Receive, Scope, Send
 from penstock.frontend.http.body import check_json
-from penstock.frontend.http.buffers import BodyBuffers, HeldBytes
+from penstock.frontend.http.buffers import Buffers, HeldBytes
 from penstock.frontend.http.inner import InnerRequest
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.limits import RequestLimits
@@ -68,13 +68,14 @@ async def serve_socket(
     send: Send,
     codec: SocketCodec,
     limits: RequestLimits,
-    bodies: BodyBuffers,
+    bodies: Buffers,
+    unread: Buffers,
     encode_error: Callable[[APIError], Answer],
 ) -> None:
     """Accepts a handshake, and returns when the socket is closed and its requests have ended."""
     await receive()  # the handshake
     await send({"type": "websocket.accept", "subprotocol": _subprotocol(scope)})
-    socket = _Socket(scope, send, codec, limits, bodies, encode_error)
+    socket = _Socket(scope, send, codec, limits, bodies, unread, encode_error)
     async with asyncio.TaskGroup() as tasks:
         while (message := await receive())["type"] == "websocket.receive":
             await socket.take(message, tasks)
@@ -88,7 +89,8 @@ class _Socket:
         send: Send,
         codec: SocketCodec,
         limits: RequestLimits,
-        bodies: BodyBuffers,
+        bodies: Buffers,
+        unread: Buffers,
         encode_error: Callable[[APIError], Answer],
     ) -> None:
         self._scope = scope
@@ -98,6 +100,7 @@ class _Socket:
         self._codec = codec
         self._limits = limits
         self._bodies = bodies
+        self._unread = unread
         self._encode_error = encode_error
         self._requests: dict[str, InnerRequest] = {}
         self._turns = asyncio.Semaphore(codec.at_once or limits.max_socket_requests)
@@ -127,7 +130,7 @@ class _Socket:
             waiting.release()
             await self._fail(key, error)
             return
-        request = InnerRequest(self._app, self._scope, read.path, read.body, self._headers)
+        request = InnerRequest(self._app, self._scope, read.path, read.body, self._headers, self._unread.hold())
         self._requests[key] = request
         tasks.create_task(self._run(key, request, waiting))
 
@@ -158,6 +161,7 @@ class _Socket:
             await reply.end(request.cancelled)
         finally:
             waiting.release()
+            request.unread.release()
             del self._requests[key]
 
     async def _fail(self, key: str | None, error: Exception) -> None:

@@ -2,22 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import DeviceScheme, schemes, unquantized
+from penstock.config.weights import DeviceScheme, WeightFormat, device_format
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native_limits import unsupported_quantization
 from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
+from penstock.kernels.triton.repack import put_stored
 from penstock.kernels.triton.weights import (
-    Int4Weight,
+    CodedWeight,
+    JoinedWeight,
     QuantizedWeight,
     check_rows,
+    empty_codes,
     empty_weight,
     write_rows,
 )
@@ -36,6 +41,16 @@ class Packer(Protocol):
 
     def finish(self) -> Any:
         """Return the weight, which `Linear.pack` takes. All rows must have been put."""
+        ...
+
+
+@runtime_checkable
+class CodePacker(Packer, Protocol):
+    """Packs rows of a GGUF file as well."""
+
+    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
+        """Like `put`, for rows as a GGUF file holds them, of the type `stored`: uint8 [rows, bytes of a row], on the
+        CPU."""
         ...
 
 
@@ -94,9 +109,57 @@ class QuantizedPacker:
     def put(self, start: int, rows: Tensor) -> None:
         write_rows(self._weight, start, rows)
 
-    def finish(self) -> QuantizedWeight | Int4Weight:
+    def finish(self) -> QuantizedWeight | CodedWeight:
         check_rows(self._weight)
         return self._weight
+
+
+class CodedPacker:
+    """Keeps the codes of a GGUF file for a GPU's products (see triton/repack.py). Provides CodePacker."""
+
+    def __init__(self, shape: tuple[int, int], fmt: WeightFormat, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self._weight = empty_codes(*shape, fmt, device)
+
+    def put(self, start: int, rows: Tensor) -> None:
+        raise TypeError("a weight of codes is made of rows that have codes")
+
+    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
+        put_stored(self._weight, start, rows, stored)
+
+    def finish(self) -> CodedWeight:
+        return self._weight
+
+
+class DeviceSections:
+    """Provides CodePacker for sections that have packers of their own. Rows that are put together belong to one
+    section."""
+
+    def __init__(self, sections: Sequence[tuple[int, Packer]]) -> None:
+        """`sections` are (rows, packer), from the first row on."""
+        self._sections = sections
+
+    def put(self, start: int, rows: Tensor) -> None:
+        packer, first = self._at(start)
+        packer.put(first, rows)
+
+    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
+        packer, first = self._at(start)
+        assert isinstance(packer, CodePacker)
+        packer.put_stored(first, rows, stored)
+
+    def finish(self) -> JoinedWeight:
+        finished = (packer.finish() for _, packer in self._sections)
+        return JoinedWeight(tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in finished))
+
+    def _at(self, start: int) -> tuple[Packer, int]:
+        """The packer of a row, and the row's number there."""
+        first = start
+        for rows, packer in self._sections:
+            if 0 <= first < rows:
+                return packer, first
+            first -= rows
+        raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
 
 
 class CannotQuantize(ValueError):
@@ -130,15 +193,24 @@ def select_packing(
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
-    matrices, vocabulary = schemes(dtype, quantization)
-    by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
+    codes = bool(instruction_sets())  # native code decodes them
+
+    def one(shape: tuple[int, ...], fmt: DeviceScheme | WeightFormat) -> Packer:
+        if fmt == "bf16" or fmt == "f32":
+            return DensePacker(shape, getattr(torch, dtype), device)
+        if isinstance(fmt, WeightFormat):
+            return CodedPacker((shape[0], shape[1]), fmt, device)
+        return QuantizedPacker((shape[0], shape[1]), fmt, group, device)
 
     def packer(
         shape: tuple[int, ...], kind: Kind, experts: int = 1, sections: Sections = (), *, sensitive: bool = False
     ) -> Packer:
-        scheme = by_kind.get(kind, matrices)
-        if scheme == "bf16" or scheme == "f32":
-            return DensePacker(shape, getattr(torch, dtype), device)
-        return QuantizedPacker((shape[0], shape[1]), scheme, group, device)
+        parts = [
+            (rows, device_format(kind, stored if codes else (), dtype, quantization))
+            for rows, stored in sections or ((shape[0], ()),)
+        ]
+        if len({fmt for _, fmt in parts}) == 1:
+            return one(shape, parts[0][1])
+        return DeviceSections([(rows, one((rows, *shape[1:]), fmt)) for rows, fmt in parts])
 
     return packer

@@ -27,7 +27,7 @@ from penstock.kernels.ops import (
     RMS_NORM,
     SIGMOID_GATE,
 )
-from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
+from penstock.kernels.packers import CannotQuantize, CodePacker, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.recurrence import Recurrence, RecurrenceWeights
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
@@ -112,6 +112,7 @@ __all__ = [
     "OPS",
     "AttentionBatch",
     "CannotQuantize",
+    "CodePacker",
     "DensePacker",
     "Experts",
     "Kernels",

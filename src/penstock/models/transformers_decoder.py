@@ -20,6 +20,7 @@ from penstock.kernels import Kernels
 from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
+from penstock.models.packed_modules import pack_modules
 
 NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _AttentionStep
 
@@ -60,10 +61,11 @@ class TransformersDecoder:
         self._step = _AttentionStep(kernels, spec)
         self._model = _load(spec, parameters)
         parameters.clear()
+        self._dtype = self._model.dtype
+        self._packed_bytes = pack_modules(self._model, kernels.linear) if kernels.session else 0
         attention = spec.layers[0].attention
         assert isinstance(attention, GroupedQuerySpec)
         self._frequencies = unscaled(torch.zeros(attention.head_dim // 2))
-        self._dtype = self._model.dtype
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, NAME, self._step)
@@ -77,8 +79,8 @@ class TransformersDecoder:
     @property
     def nbytes(self) -> int:
         """Returns the bytes of all weights. Tied tensors count once."""
-        tensors = {tensor.data_ptr(): tensor.nbytes for tensor in self._model.parameters()}
-        return sum(tensors.values())
+        tensors: dict[int, int] = {tensor.data_ptr(): tensor.nbytes for tensor in self._model.parameters()}
+        return sum(tensors.values()) + self._packed_bytes
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
         """As Decoder.forward: returns the normed hidden states."""

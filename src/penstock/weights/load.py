@@ -22,10 +22,10 @@ from penstock.families.checkpoint.stored import CheckpointError, Scales, StoredT
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
-from penstock.kernels import DensePacker, Packer, Packing
+from penstock.kernels import CodePacker, DensePacker, Packer, Packing
 from penstock.kernels.native import gguf_rows
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.packer import NativePacker, NativePacking, SectionPacker
+from penstock.kernels.native.packer import NativePacking
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
@@ -140,7 +140,7 @@ def _read_all(
                 own.put(read.packer, read.target, _shaped(rows, read))
             elif source.scales is not None:
                 own.put(read.packer, read.target, _shaped(_scaled(read, buffer, source.scales, files), read))
-            elif isinstance(read.packer, NativePacker | SectionPacker):
+            elif isinstance(read.packer, CodePacker):
                 read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
             else:
                 own.put(read.packer, read.target, _dequantized(read, buffer))

@@ -5,10 +5,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import jsonschema
+import pytest
 
 from penstock.frontend.http.access import ADMIN_PATHS, OPEN_PATHS
 from penstock.frontend.wires import WIRES
+from tests.described import check_described, json_schemas
 from tests.frontend.conftest import NAME, Site
 
 
@@ -75,3 +78,22 @@ async def test_the_examples_work(make_site: Callable[..., Site]) -> None:
             assert response.status_code == 200 or refused, (path, response.text)
             tried += 1
     assert tried > 10
+
+
+def test_every_answer_that_is_json_is_described() -> None:
+    """That answers match is checked with every answer of the tests' client."""
+    bare = [f"{method} {path}" for method, path, schema in json_schemas() if not schema]
+    assert bare == ["post /v1/responses/{id}/cancel"]  # always an error
+
+
+async def test_answers_that_do_not_match_are_found(site: Site) -> None:
+    """In each answer here, another name and a missing one are errors."""
+    paths = ("/v1/models", "/v1/models/tiny", "/info", "/v2", "/v2/models/tiny/config", "/api/tags", "/server_info")
+    for path in paths:
+        response = await site.http.get(path)
+        fields = response.json()
+        missing = {name: value for name, value in fields.items() if name != next(iter(fields))}
+        for wrong in ({**fields, "other": 1}, missing):
+            changed = httpx.Response(200, json=wrong, request=response.request)
+            with pytest.raises(jsonschema.ValidationError):
+                check_described(changed)

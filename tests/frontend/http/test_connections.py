@@ -16,6 +16,7 @@ import uvloop
 
 from penstock.frontend import RequestLimits, serve
 from penstock.frontend.http import server
+from penstock.frontend.http.connection import BoundedProtocol
 from penstock.messages import EngineError
 from tests.frontend.conftest import Site, listening, live, parse_events, until
 
@@ -243,6 +244,77 @@ async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., S
         await until(lambda: site.engine.running == 1)
         await until(lambda: site.engine.running == 0, 20)
         assert site.engine.aborted == [site.engine.requests[0].request_id]
+
+
+async def test_a_small_unread_answer_does_not_keep_a_connection(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One below the size at which writing pauses, so that no timer has begun before the connection is to be closed."""
+    made: list[BoundedProtocol] = []
+    begin = BoundedProtocol.connection_made
+
+    def noted(self: BoundedProtocol, transport: asyncio.Transport) -> None:
+        made.append(self)
+        begin(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", noted)
+    site = make_site(limits=RequestLimits(write_timeout=0.5, keep_alive_timeout=1.0))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with live(site) as port:
+            client.connect(("127.0.0.1", port))
+            await until(lambda: bool(made))
+            (protocol,) = made
+            transport = protocol.transport
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            transport.write(b"x" * 40_000)  # as an answer of which the sockets hold a part
+            client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await until(lambda: protocol.cycle is not None and protocol.cycle.response_complete)
+            assert 0 < transport.get_write_buffer_size() < 65_536 and not protocol.flow.write_paused
+            await until(lambda: protocol not in protocol.connections, 20)
+
+
+async def test_a_client_that_goes_is_aborted_even_if_its_next_request_waits(site: Site) -> None:
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port:
+        async with connection(port) as (reader, writer):
+            writer.write(request("/v1/completions", {**PROMPT, "stream": True}) * 2)
+            assert await asyncio.wait_for(status_of(reader), 10) == 200
+            assert site.engine.running == 1
+        await until(lambda: site.engine.running == 0 and site.app.lifecycle.in_flight == 0)
+    assert len(site.engine.requests) == 1
+
+
+async def test_garbage_behind_waiting_requests_does_not_break_into_an_answer(site: Site) -> None:
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, connection(port) as (reader, writer):
+        sent = request("/v1/completions", {**PROMPT, "stream": True})
+        writer.write(sent + CHUNKED + b"\r\n\r\n")
+        await until(lambda: site.engine.running == 1)
+        writer.write(b"zz\r\n")
+        assert b"invalid_http" not in await asyncio.wait_for(reader.read(), 10)
+        await until(lambda: site.engine.running == 0)
+
+
+async def test_few_requests_wait_on_a_connection(make_site: Callable[..., Site]) -> None:
+    site = make_site(limits=RequestLimits(max_pipelined=3))
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port:
+        async with connection(port) as (reader, writer):
+            writer.write(request("/v1/completions", PROMPT) * 4)
+            await until(lambda: site.engine.running == 1)
+            await asyncio.sleep(0.1)
+            site.engine.gate.set()
+            for _ in range(4):
+                assert await asyncio.wait_for(status_of(reader), 10) == 200
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0]))
+        site.engine.gate = asyncio.Event()
+        async with connection(port) as (reader, writer):
+            writer.write(request("/v1/completions", PROMPT) + b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 4)
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 10)  # the connection ends
+            await until(lambda: site.app.lifecycle.in_flight == 0 and site.engine.running == 0)
 
 
 @contextlib.asynccontextmanager

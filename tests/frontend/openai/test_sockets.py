@@ -323,3 +323,28 @@ async def test_an_error_after_the_start_ends_a_stream_once(site: Site) -> None:
         assert got[-1]["type"] == "error" and "NaN" in got[-1]["error"]["message"]
         await ask(opened, "b", **USER, stop=[1])
         assert json.loads(await opened.recv())["id"] == "b"  # nothing more came of the first
+
+
+async def test_unread_whole_answers_have_one_budget(make_site: Callable[..., Site]) -> None:
+    """The answers wait in the process while the client reads none of them."""
+    most = 48 << 20
+    site = make_site(max_model_len=2000, limits=RequestLimits(max_unread_bytes=most))
+    site.engine.cuts = (50,)
+    large = {**USER, "n": 8, "max_tokens": 1200, "logprobs": True, "top_logprobs": 20}  # more than sockets hold
+    ids = [str(number) for number in range(4)]
+    async with socket(site, max_size=None) as opened:
+        opened.transport.pause_reading()
+        for id in ids:
+            await ask(opened, id, **large)
+        peak = 0
+        async with asyncio.timeout(30):
+            while site.app.lifecycle.in_flight or len(site.engine.requests) < len(ids):
+                peak = max(peak, site.app.unread.used)
+                await asyncio.sleep(0.005)
+        held = site.app.unread.used  # the app has answered, and the sockets do not hold all of it
+        opened.transport.resume_reading()
+        got = await events(opened, *ids)
+        assert {event["type"] for (event,) in got.values()} == {"completion", "error"}
+        assert all(event["status"] == 429 for (event,) in got.values() if event["type"] == "error")
+        assert 0 < held <= most and 0 < peak <= most
+        await until(lambda: site.app.unread.used == 0)

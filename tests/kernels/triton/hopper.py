@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.attention import AttentionBatch, unscaled
 from penstock.kernels.batch_arrays import BatchRows, EditRows, SamplingRows, StepArrays
 from penstock.kernels.linear import DenseWeight
@@ -30,7 +31,7 @@ from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.sampling.choose import choose
-from penstock.kernels.triton.weights import Scheme, Weight, empty_weight
+from penstock.kernels.triton.weights import Scheme, Weight, empty_codes, empty_weight
 from penstock.messages import Window
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -138,6 +139,13 @@ def products() -> None:
         weight = empty_weight(4096, 4096, scheme, 32, "cpu")
         for count in counts:
             TritonLinear()(rows(count, 4096), weight, rows(count, 4096))
+    # Half bytes and bytes, groups of 32 and 16, minima, and a table.
+    for name, counts in {"Q4_K": (1, 60, 256), "Q6_K": (1, 60, 256), "Q3_K": (1,), "IQ4_NL": (1, 256)}.items():
+        for count in counts:
+            TritonLinear()(rows(count, 4096), empty_codes(4096, 4096, GGUF_FORMATS[name], "cpu"))
+    TritonLinear().rows(
+        torch.zeros(8, dtype=torch.int64), empty_codes(512, 4096, GGUF_FORMATS["Q6_K"], "cpu"), 1.0, BF16
+    )
     for dtype in (BF16, torch.float32):
         dense = DenseWeight(torch.zeros(1, dtype=dtype).expand(4096, 4096), None)
         TritonLinear(fixed=True)(rows(8, 4096, dtype), dense, rows(8, 4096, dtype))
@@ -155,6 +163,9 @@ def experts() -> None:
         stacks = tuple(empty_weight(*weight.shape, scheme, 32, "meta") for weight in (one, two))
         for tokens in counts:
             mixture((stacks[0], stacks[1]), tokens, TritonExperts())
+    codes = tuple(empty_codes(*weight.shape, GGUF_FORMATS["Q6_K"], "meta") for weight in (one, two))
+    for tokens in (4, 4096):
+        mixture((codes[0], codes[1]), tokens, TritonExperts())
 
 
 def mixture(weights: tuple[Weight, Weight], tokens: int, provider: TritonExperts) -> None:

@@ -7,7 +7,7 @@ from penstock.kernels.linear import DenseWeight
 from penstock.kernels.ops import EXPERTS
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Scheme, Weight, dense, pack
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, Scheme, Weight, dense, pack
 from tests.kernels.triton.device import there
 
 BF16 = ("fp8", 32, torch.bfloat16)
@@ -20,8 +20,9 @@ def rows_of(weight: Weight, start: int, stop: int) -> Weight:
         return DenseWeight(weight.weight[start:stop], None)
     if isinstance(weight, QuantizedWeight):
         return QuantizedWeight(weight.values[start:stop], weight.scales[start:stop])
-    values, scales = (each[:, start:stop].contiguous() for each in (weight.values, weight.scales))
-    return Int4Weight(values, scales, weight.group, weight.k)
+    assert isinstance(weight, CodedWeight)
+    parts = (None if each is None else each[:, start:stop].contiguous() for each in (weight.codes, *weight.factors))
+    return CodedWeight(*parts, weight.format, weight.k)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fixed", [False, True])

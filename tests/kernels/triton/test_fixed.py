@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels import Needs, Op, select_kernels
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.ops import EXPERTS, GATED_LINEAR, LINEAR, LOGITS, PAGED_ATTENTION
@@ -19,6 +20,7 @@ from penstock.kernels.triton.weights import Weight, pack
 from penstock.messages import Window
 from tests.kernels.triton.device import there
 from tests.kernels.triton.test_attention import WHOLE, make
+from tests.kernels.triton.test_coded import random_codes
 from tests.kernels.triton.test_ops import GPU, tensors
 
 ROWS = 70  # more than a tile
@@ -49,10 +51,12 @@ def test_they_are_chosen_and_agree_with_the_reference(op: Op) -> None:
 
 def weight_of(scheme: Any, n: int, k: int) -> Weight:
     weight = there(normal(n, k, seed=1).bfloat16())
+    if scheme in GGUF_FORMATS:
+        return random_codes(GGUF_FORMATS[scheme], n, k)
     return DenseWeight(weight, None) if scheme == "dense" else pack(weight, scheme)
 
 
-@pytest.mark.parametrize("scheme", ["dense", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", ["dense", "fp8", "int4", "Q6_K"])
 def test_a_row_of_a_product(scheme: str) -> None:
     n, k = 130, 1100
     weight, x = weight_of(scheme, n, k), there(normal(ROWS, k).bfloat16())

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 SHARED_BYTES = 227 * 1024  # that a block can have
 STACK_BYTES = 64  # of a thread: a sine of a large angle takes 32, and a few scalars may wait there, but no tile
 FP32_STACK_BYTES = 256  # a tile of fp32 is three of tensor cores', and little of them may
-ON_TENSOR_CORES = {"attend", "_dense", "_eight_bits", "_int4", "_grouped", "_grouped_int4"}
+ON_TENSOR_CORES = {"attend", "_dense", "_eight_bits", "_coded", "_grouped", "_grouped_codes"}
 
 
 @pytest.mark.long

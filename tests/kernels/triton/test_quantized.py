@@ -9,7 +9,7 @@ from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize_rows
 from penstock.kernels.triton.tiles import parts_of
-from penstock.kernels.triton.weights import Int4Weight, Scheme, dense, empty_weight, pack, put_rows
+from penstock.kernels.triton.weights import CodedWeight, Scheme, dense, empty_weight, pack, put_rows
 from tests.kernels.triton.device import DEVICE, there
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -77,7 +77,7 @@ def test_products_are_those_of_what_rows_and_weights_stand_for(
 ) -> None:
     x, weight, bias, residual = normal(rows, k).bfloat16(), normal(n, k, seed=1), normal(n, seed=2), normal(rows, n)
     packed = pack(there(weight), scheme, group, there(bias))
-    if isinstance(packed, Int4Weight):  # weights become activations' dtype
+    if isinstance(packed, CodedWeight):  # weights become activations' dtype
         want = x.double() @ dense(packed).cpu().bfloat16().double().t() + bias.double()
     else:
         quantised = quantize_rows(there(x), packed.values.dtype)

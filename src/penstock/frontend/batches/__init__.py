@@ -1,5 +1,6 @@
 """OpenAI's files and batches."""
 
+from penstock.frontend.batches import answers
 from penstock.frontend.batches.batches import BatchFields, cancel_batch, create_batch, list_batches, show_batch
 from penstock.frontend.batches.files import (
     PURPOSES,
@@ -27,19 +28,20 @@ _FORM = {
     "additionalProperties": False,
 }
 OPERATIONS = {
-    "create_file": Operation(summary="Upload a file of requests", form=_FORM),
-    "list_files": Operation(summary="List files", query={**QUERY, "purpose": {"type": "string"}}),
-    "show_file": Operation(summary="Show a file's name and size"),
+    "create_file": Operation(summary="Upload a file of requests", shape=answers.FILE, form=_FORM),
+    "list_files": Operation(summary="List files", shape=answers.FILES, query={**QUERY, "purpose": {"type": "string"}}),
+    "show_file": Operation(summary="Show a file's name and size", shape=answers.FILE),
     "show_content": Operation(summary="Download a file", answer="application/octet-stream"),
-    "delete_file": Operation(summary="Delete a file"),
+    "delete_file": Operation(summary="Delete a file", shape=answers.DELETED),
     "create_batch": Operation(
         summary="Answer the requests of a file in the background",
+        shape=answers.BATCH,
         request=BatchFields,
         example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     ),
-    "list_batches": Operation(summary="List batches", query=QUERY),
-    "show_batch": Operation(summary="Show a batch and its counts"),
-    "cancel_batch": Operation(summary="End a batch early"),
+    "list_batches": Operation(summary="List batches", shape=answers.BATCHES, query=QUERY),
+    "show_batch": Operation(summary="Show a batch and its counts", shape=answers.BATCH),
+    "cancel_batch": Operation(summary="End a batch early", shape=answers.BATCH),
 }
 
 __all__ = [

@@ -25,7 +25,7 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
-from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.buffers import SMALL_ANSWER, Buffers, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
@@ -106,7 +106,8 @@ class Access:
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
         retry_after: Callable[[], int],
-        bodies: BodyBuffers,
+        bodies: Buffers,
+        unread: Buffers,
         cors_origins: Sequence[str] = (),
         is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
@@ -118,13 +119,15 @@ class Access:
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
-        `bodies` is the budget of what is being received. Pages of `cors_origins` may send requests. `is_socket` says
-        whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
-        requests to routes in `quiet` are not logged. `background` runs as long as the app is served.
+        `bodies` is the budget of what is being received, `unread` that of large answers. Pages of `cors_origins` may
+        send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
+        everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
+        is served.
         """
         self.serving = serving
         self.lifecycle = lifecycle
         self.bodies = bodies
+        self.unread = unread
         self.is_socket = is_socket
         self.sockets = 0  # WebSockets and gRPC streams that are open
         self._app = app
@@ -149,11 +152,13 @@ class Access:
         elif scope["type"] != "http":
             raise RuntimeError(f"this server supports only HTTP and WebSockets, not {scope['type']}")
         request_id = _request_id(header(scope, b"x-request-id"))
-        info = RequestInfo(request_id.decode(), time.monotonic())
+        inner: HeldBytes | None = scope.get("penstock.unread")
+        unread = inner or self.unread.hold()
+        info = RequestInfo(request_id.decode(), time.monotonic(), unread)
         scope["penstock.request"] = info
         origin = self._cors.allowed(scope)
         ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
-        answer = _ResponseTracker(send, [*ids, *self._cors.headers(origin)])
+        answer = _ResponseTracker(send, [*ids, *self._cors.headers(origin)], unread, lasting=inner is not None)
         try:
             await self._admit(scope, receive, answer.send, origin)
         except Exception as error:
@@ -166,6 +171,8 @@ class Access:
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
+            if inner is None:
+                unread.release()
             self._record(scope, info, answer.status)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, origin: bytes | None) -> None:
@@ -309,17 +316,22 @@ class Access:
 
 
 class _ResponseTracker:
-    """Adds headers to a response, and tracks its status and whether it is complete."""
+    """Adds headers to a response, and tracks its status, whether it is complete, and whether its client reads it."""
 
-    __slots__ = ("_headers", "_send", "complete", "status")
+    __slots__ = ("_headers", "_lasting", "_send", "_unread", "complete", "status")
 
-    def __init__(self, send: Send, headers: Headers) -> None:
+    def __init__(self, send: Send, headers: Headers, unread: HeldBytes, *, lasting: bool) -> None:
+        """`lasting`: what was sent is still in memory, and the caller releases `unread`."""
+        self._lasting = lasting
         self._send = send
         self._headers = headers
+        self._unread = unread
         self.status: int | None = None
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
+        if len(message.get("body", b"")) > SMALL_ANSWER:
+            return self._send_large(message)
         if message.get("more_body", False):
             return self._send(message)  # a part of the body
         if message["type"] == "http.response.start":
@@ -334,6 +346,18 @@ class _ResponseTracker:
         else:
             self.complete = True
         return self._send(message)
+
+    async def _send_large(self, message: Message) -> None:
+        """Returns when the client has read the body, or has not within `write_timeout`. So the request is in flight,
+        and its bytes count, as long as they are in memory. Raises APIError 429."""
+        body: bytes = message["body"]
+        more: bool = message.get("more_body", False)
+        self._unread.become(len(body))
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self.complete = not more
+        await self._send({"type": "http.response.body", "body": b"", "more_body": more})  # waits for the client
+        if not self._lasting:
+            self._unread.release()
 
 
 def tenant_of(key: str | None) -> str:

@@ -1,22 +1,42 @@
-"""One budget for the bodies of all requests that are being received or decoded, and the return of their memory."""
+"""Budgets of bytes: one for the bodies that are being received or decoded, one for large answers that clients have not
+read. And the return of their memory."""
 
 import asyncio
 import ctypes
 from collections.abc import Callable
+from functools import partial
 
 from penstock.frontend.errors import APIError
+from penstock.frontend.limits import RequestLimits
 
 _TRIM_BYTES = 16 << 20  # freed since the last trim: less is not worth the time
 _TRIM_SECONDS = 1.0  # from the first release to the trim, which so follows many releases
 
 
-class BodyBuffers:
-    """Counts the bytes of all buffered bodies."""
+SMALL_ANSWER = 64 << 10  # bytes; the socket's own buffer may have as many
 
-    def __init__(self, limit: int, retry_after: int) -> None:
-        """`limit` is in bytes; `retry_after` is in seconds, for the error."""
+Refusal = Callable[[int, int], APIError]  # of the bytes in use and the limit
+
+
+def body_buffers(limits: RequestLimits) -> "Buffers":
+    """The budget of bodies."""
+    return Buffers(max(limits.max_buffered_bytes, limits.max_body_bytes), partial(_too_many_bodies, limits.retry_after))
+
+
+def answer_buffers(limits: RequestLimits) -> "Buffers":
+    """The budget of answers. The first bytes of each are not counted: the number of requests in flight bounds those."""
+    most = max(limits.max_unread_bytes, limits.max_answer_bytes)
+    return Buffers(most, partial(_too_many_answers, limits.retry_after), free=SMALL_ANSWER)
+
+
+class Buffers:
+    """Counts the bytes of all bodies, or of all answers."""
+
+    def __init__(self, limit: int, refusal: Refusal, free: int = 0) -> None:
+        """`limit` is in bytes. The first `free` bytes of each body or answer are not counted."""
         self._limit = limit
-        self._retry_after = retry_after
+        self._refusal = refusal
+        self.free = free
         self._trim: Callable[[int], int] | None = _find_trim()
         self._freed = 0
         self._trimming = False
@@ -30,20 +50,13 @@ class BodyBuffers:
         asyncio.get_running_loop().call_soon(self._turn.release)
 
     def hold(self) -> "HeldBytes":
-        """Returns the count of one body, which is empty at first."""
+        """Returns the count of one body or answer, which is empty at first."""
         return HeldBytes(self)
 
     def take(self, count: int, *, may_pass: bool = False) -> None:
-        """Raises APIError 429 if the bodies of all requests together would pass the limit, unless they may."""
+        """Raises APIError 429 if all together would pass the limit, unless they may."""
         if self.used + count > self._limit and not may_pass:
-            raise APIError(
-                429,
-                f"the server holds {self.used} bytes of requests that are not complete; the limit is {self._limit} in "
-                "total: try again later",
-                code="too_many_bodies",
-                retry_after=self._retry_after,
-                close=True,
-            )
+            raise self._refusal(self.used, self._limit)
         self.used += count
 
     def give(self, count: int) -> None:
@@ -62,12 +75,13 @@ class BodyBuffers:
 
 
 class HeldBytes:
-    """The bytes of one body within the budget."""
+    """The bytes of one body or answer within the budget."""
 
-    __slots__ = ("_buffers", "_count")
+    __slots__ = ("_buffers", "_count", "_free")
 
-    def __init__(self, buffers: BodyBuffers) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
+        self._free = buffers.free
         self._count = 0
 
     async def turn(self) -> None:
@@ -85,11 +99,54 @@ class HeldBytes:
         self._buffers.take(count, may_pass=self._buffers.used == self._count)
         self._count += count
 
+    def add_made(self, count: int) -> None:
+        """Adds bytes of an answer that is being made. Raises APIError 429 if the budget is spent; the only large answer
+        may pass it."""
+        if self._free:
+            spared = min(self._free, count)
+            self._free -= spared
+            count -= spared
+        if count:
+            self._buffers.take(count, may_pass=self._buffers.used == self._count)
+            self._count += count
+
+    def become(self, count: int) -> None:
+        """Counts an answer of `count` bytes in place of what was counted so far. Raises as `add_made`."""
+        more = max(count - self._buffers.free, 0) - self._count
+        self._free = 0
+        if more < 0:
+            self._buffers.give(-more)
+            self._count += more
+        else:
+            self.add_made(more)
+
     def release(self) -> None:
-        """Gives all bytes back. The body is no longer needed."""
+        """Gives all bytes back. The body or answer is no longer needed."""
+        self._free = self._buffers.free
         if self._count:
             self._buffers.give(self._count)
             self._count = 0
+
+
+def _too_many_bodies(retry_after: int, used: int, limit: int) -> APIError:
+    return APIError(
+        429,
+        f"the server holds {used} bytes of requests that are not complete; the limit is {limit} in total: try again "
+        "later",
+        code="too_many_bodies",
+        retry_after=retry_after,
+        close=True,
+    )
+
+
+def _too_many_answers(retry_after: int, used: int, limit: int) -> APIError:
+    return APIError(
+        429,
+        f"the server holds {used} bytes of large answers that are being made, or that clients have not read; the limit "
+        f"is {limit} in total: read answers sooner, or try again later",
+        code="too_many_unread",
+        retry_after=retry_after,
+    )
 
 
 def _find_trim() -> Callable[[int], int] | None:

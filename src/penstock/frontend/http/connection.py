@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.limits import RequestLimits
@@ -46,6 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._unread = UnreadTimer(limits.write_timeout)
         self._header_bytes = 0  # received of a request whose headers are not complete
+        self._running: RequestResponseCycle | None = None  # the request that is answered; `cycle` is the last received
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self._unread.stop()
+        self._abort_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -91,6 +93,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self._limits.max_header_bytes:
             raise self._headers_too_large()
         _check_authority(self.url, self.headers)
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            most = self._limits.max_pipelined
+            message = (
+                f"more than {most} requests wait for the answers before theirs, the limit on a connection; read some"
+            )
+            raise APIError(429, message, code="too_many_pipelined")
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             return
@@ -119,7 +127,30 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread.stop()
+        if not self.transport.is_closing():
+            self._unread.stop()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.is_closing():
+            self._end()
+
+    def _end(self) -> None:
+        """Closes the connection when the client has read what was written, but does not wait for that forever."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._unread.start(self.transport, self.loop)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _abort_requests(self) -> None:
+        """Ends the request that is answered, and the last one received. uvicorn ends only the latter, so a client that
+        sent another request behind a stream could leave, and the stream went on."""
+        for cycle in (self._running, self.cycle):
+            if cycle is not None and not cycle.response_complete:  # the app must not answer any more
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _should_upgrade(self) -> bool:
         """True for the handshake of a WebSocket."""
@@ -144,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             end_connection(self.transport, self.loop)
         else:
-            self.transport.close()
+            self._end()
 
     def on_response_complete(self) -> None:
         if not self._refused:
@@ -159,7 +190,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         self._expect(None)
         body = self._refuse(error, self.client)
-        if (
+        running = self._running
+        answers = running is not None and running is not self.cycle and not running.response_complete
+        if not answers and (
             self.cycle is None
             or self.cycle.response_complete
             or (self.cycle.more_body and not self.cycle.response_started)
@@ -168,9 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             head = b"".join(b"%b: %b\r\n" % field for field in fields)
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        if self.cycle is not None:  # the app must not answer any more
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._abort_requests()
         end_connection(self.transport, self.loop)
 
     def _expect(self, seconds: float | None) -> None:
@@ -197,7 +228,8 @@ class UnreadTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """The buffer is full."""
+        """The buffer is full, or the connection closes when it is empty."""
+        self.stop()
         self._timer = loop.call_later(self._seconds, transport.abort)
 
     def stop(self) -> None:

@@ -4,15 +4,25 @@ import asyncio
 from urllib.parse import quote
 
 from penstock.frontend.http.asgi import JSON, ASGIApp, Headers, Message, Scope, Send
+from penstock.frontend.http.buffers import HeldBytes
 
 
 class InnerRequest:
     """A GET request, or a POST request with a JSON body. The app treats it as one that came over HTTP: the same checks,
     limits and logs."""
 
-    def __init__(self, app: ASGIApp, connection: Scope, path: str, body: bytes | None, headers: Headers) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        connection: Scope,
+        path: str,
+        body: bytes | None,
+        headers: Headers,
+        unread: HeldBytes,
+    ) -> None:
         """`connection` is the scope of the connection it came on. `path` is not encoded. `headers` are those besides
-        the body's. Without a body it is a GET request."""
+        the body's. Without a body it is a GET request. `unread` counts the answer, until the caller releases it."""
+        self.unread = unread
         self._app = app
         self._body = body
         self._gone = asyncio.Event()
@@ -31,6 +41,7 @@ class InnerRequest:
             "headers": headers,
             "client": connection["client"],
             "server": connection["server"],
+            "penstock.unread": unread,
         }
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.frontend.describe import Operation
+from penstock.frontend.kserve import answers
 from penstock.frontend.kserve.errors import encode_error
 from penstock.frontend.kserve.fields import GenerateFields, InferFields
 from penstock.frontend.kserve.generate import read_generate, read_stream
@@ -38,14 +39,25 @@ __all__ = [
 _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
 OPERATIONS: Mapping[str, Operation] = {
+    "show_server": Operation(summary="Show the server's name and version", shape=answers.SERVER),
+    "list_repository": Operation(summary="List the model's names", shape=answers.REPOSITORY),
+    "is_ready": Operation(summary="Status 200 if the model can be used", shape=answers.READY),
+    "show_stats": Operation(summary="The model's entry; counts are metrics", shape=answers.STATS),
+    "show_config": Operation(summary="Show the model's configuration, as Triton does", shape=answers.CONFIG),
+    "show_model": Operation(summary="Show the model's inputs and outputs", shape=answers.MODEL),
     "load": Operation(summary="Success: the model is loaded", answer=None),
     "unload": Operation(summary="Refuse: the model stays loaded as long as the server runs", answer=None),
-    "read_generate": Operation(summary="Continue a text", request=GenerateFields, example=_EXAMPLE),
+    "read_generate": Operation(
+        summary="Continue a text", shape=answers.GENERATED, request=GenerateFields, example=_EXAMPLE
+    ),
     "read_stream": Operation(
         summary="Continue a text in a stream", request=GenerateFields, example=_EXAMPLE, answer="text/event-stream"
     ),
     "read_infer": Operation(
-        summary="Continue the text of a tensor", request=InferFields, example={"inputs": [_TENSOR]}
+        summary="Continue the text of a tensor",
+        shape=answers.INFERRED,
+        request=InferFields,
+        example={"inputs": [_TENSOR]},
     ),
     "read_infer_stream": Operation(
         summary="Continue the text of a tensor in a stream",

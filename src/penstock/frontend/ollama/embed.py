@@ -1,7 +1,6 @@
 """POST /api/embed and /api/embeddings."""
 
 import time
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.offload import offload_if_large
 from penstock.frontend.ollama.options import check_model
 from penstock.frontend.requests.pooling import (
     Vectors,
@@ -21,6 +19,7 @@ from penstock.frontend.requests.pooling import (
     normalized,
     pooling_of,
     vectors,
+    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.texts import encode
@@ -60,21 +59,22 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
     if not 1 <= width <= pooling.width:
         raise invalid(f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}", "dimensions")
     found, texts = await _vectors(context, pooling, inputs, "input", cut=fields.truncate is not False)
+    found = np.ascontiguousarray(normalized(found[:, :width]))
     answer = {
         "model": fields.model,
-        "embeddings": list(np.ascontiguousarray(normalized(found[:, :width]))),
+        "embeddings": [],
         "total_duration": int((time.monotonic() - context.start) * 1e9),
         "load_duration": 0,
         "prompt_eval_count": sum(len(text.ids) for text in texts),
     }
-    return await _encode(answer, found.size)
+    return await with_items(answer, "embeddings", len(found), width, lambda at: list(found[at.start : at.stop]))
 
 
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """The vector of a text, as the model gives it. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_embeddings, body)
     found, _ = await _vectors(context, _pooling(context, fields.model), [fields.prompt], "prompt", cut=True)
-    return await _encode({"embedding": np.ascontiguousarray(found[0])}, found.size)
+    return orjson.dumps({"embedding": np.ascontiguousarray(found[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _pooling(context: RequestContext, model: str) -> PoolingFacts:
@@ -95,7 +95,3 @@ async def _vectors(
     pairs = [(prompt + text if text else "", None) for text in inputs]
     texts = await encode(context, pairs, param, cut=context.model.max_model_len if cut else None)
     return await vectors(context, texts, "embeddings"), texts
-
-
-async def _encode(answer: dict[str, Any], size: int) -> bytes:
-    return await offload_if_large(partial(orjson.dumps, answer, option=orjson.OPT_SERIALIZE_NUMPY), size)

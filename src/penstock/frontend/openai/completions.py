@@ -79,7 +79,9 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         echoed = [
             await offload_if_large(make, len(part.request.prompt_ids)) for make, part in zip(work, parts, strict=True)
         ]
-        check_echo_size(sum(len(echo.text) for echo in echoed if echo is not None), n, context.limits)
+        chars = sum(len(echo.text) for echo in echoed if echo is not None)
+        check_echo_size(chars, n, context.limits)
+        context.reserve(chars * n)
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.offload import offload_if_large
 from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
@@ -23,6 +21,7 @@ from penstock.frontend.requests.pooling import (
     pooling_of,
     token_usage,
     vectors,
+    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.prompts import check_ids
@@ -71,7 +70,9 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     if width < pooling.width:
         found = normalized(found[:, :width]) if pooling.normalize else found[:, :width]
     as_base64 = fields.encoding_format == "base64"
-    return await offload_if_large(partial(_answer, found, texts, context, as_base64=as_base64), found.size)
+    answer = {"object": "list", "data": [], "model": context.model.name, "usage": token_usage(texts)}
+    found = np.ascontiguousarray(found)
+    return await with_items(answer, "data", len(found), width, partial(_items, found, as_base64=as_base64))
 
 
 def _check(fields: EmbeddingFields, pooling: PoolingFacts) -> int:
@@ -117,12 +118,8 @@ async def _encode(
     return [TextTokens(check_ids(context.model, text.ids, "input", output=0)) for text in every]
 
 
-def _answer(found: Vectors, texts: list[TextTokens], context: RequestContext, *, as_base64: bool) -> bytes:
-    rows: list[Any] = list(np.ascontiguousarray(found))
+def _items(found: Vectors, places: range, *, as_base64: bool) -> list[Any]:
+    rows: list[Any] = list(found[places.start : places.stop])
     if as_base64:
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
-    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
-    return orjson.dumps(
-        {"object": "list", "data": data, "model": context.model.name, "usage": token_usage(texts)},
-        option=orjson.OPT_SERIALIZE_NUMPY,
-    )
+    return [{"object": "embedding", "index": i, "embedding": row} for i, row in zip(places, rows, strict=True)]

@@ -2,6 +2,7 @@
 
 from penstock.frontend.describe import Operation
 from penstock.frontend.error_body import encode_error
+from penstock.frontend.pages import answers
 from penstock.frontend.pages.files import show_dashboard, show_docs, show_file, show_playground
 from penstock.frontend.pages.server import show_load, show_server
 
@@ -10,8 +11,8 @@ OPERATIONS = {
     "show_dashboard": Operation(summary="The dashboard", answer="text/html"),
     "show_docs": Operation(summary="A page that shows this document", answer="text/html"),
     "show_file": Operation(summary="A file of a page", answer="*/*"),
-    "show_server": Operation(summary="The model, defaults of sampling parameters, and limits"),
-    "show_load": Operation(summary="Counters, gauges and latencies, as the dashboard reads them"),
+    "show_server": Operation(summary="The model, defaults of sampling parameters, and limits", shape=answers.SERVER),
+    "show_load": Operation(summary="Counters, gauges and latencies, as the dashboard reads them", shape=answers.LOAD),
 }
 
 __all__ = [

@@ -6,6 +6,7 @@ tokens x alternatives.
 
 from collections.abc import Sequence
 
+from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 
@@ -19,17 +20,21 @@ def check_answer_size(
     n: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    limits: RequestLimits,
+    context: RequestContext,
 ) -> None:
-    """Raises APIError 400 if the answer could have more bytes than the limit.
+    """Raises APIError 400 if the answer could have more bytes than the limit, and 429 if too many bytes of answers are
+    held for those of the prompts.
 
     `prompts` and `max_tokens` are the numbers of tokens of each prompt, and of each of its choices. `logprobs` and
     `prompt_logprobs` are the numbers of alternatives, or None.
     """
+    limits = context.limits
     bytes_each = _token_bytes(logprobs)
     bytes_each_prompt = _token_bytes(prompt_logprobs) - TOKEN_BYTES
-    size = n * (sum(max_tokens) * bytes_each + sum(prompts) * bytes_each_prompt)
+    certain = n * sum(prompts) * bytes_each_prompt
+    size = n * sum(max_tokens) * bytes_each + certain
     if size <= limits.max_answer_bytes:
+        context.reserve(certain)
         return
     product = [f"{len(prompts)} prompts", f"n = {n}", f"up to {max(max_tokens)} tokens"]
     if logprobs is not None:

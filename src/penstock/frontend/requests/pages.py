@@ -43,3 +43,8 @@ def write_page(items: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
     """The body of a list."""
     ids = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
     return orjson.dumps({"object": "list", "data": items, **ids, "has_more": has_more})
+
+
+def page_shape(item: Any) -> Any:
+    """The shape of a page of items of one shape (see `penstock.frontend.describe.json_schema`)."""
+    return {"object": "list", "data": [item], "first_id": (str, None), "last_id": (str, None), "has_more": bool}

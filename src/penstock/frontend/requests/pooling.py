@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from penstock.config.facts import PoolingFacts
@@ -20,8 +21,10 @@ from penstock.text import TextTokens
 
 AT_ONCE = 128  # texts of one request that are in the engine at a time
 NUMBER_BYTES = 13  # of a number in an answer, with its comma
+_NUMBERS_AT_ONCE = 32_768  # that are written as JSON: 1 ms
 
 Vectors = NDArray[np.float32]  # [texts, width]
+Items = Callable[[range], list[Any]]  # the items at these places
 
 
 def pooling_of(context: RequestContext, name: str | None) -> PoolingFacts:
@@ -58,7 +61,8 @@ def check_count(count: int, param: str, context: RequestContext) -> None:
 
 
 def check_answer(count: int, width: int, context: RequestContext) -> None:
-    """Raises APIError 400 if so many vectors are more than an answer may have."""
+    """Raises APIError 400 if so many vectors are more than an answer may have, and 429 if too many bytes of answers are
+    held."""
     size, limit = count * width * NUMBER_BYTES, context.limits.max_answer_bytes
     if size > limit:
         raise invalid(
@@ -67,6 +71,7 @@ def check_answer(count: int, width: int, context: RequestContext) -> None:
             "input",
             "answer_too_large",
         )
+    context.reserve(size)
 
 
 def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
@@ -163,6 +168,22 @@ def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return cast(Exception, error)
+
+
+async def with_items(answer: dict[str, Any], field: str, count: int, width: int, items: Items) -> bytes:
+    """The JSON of an answer whose empty list `field` gets `count` items, of about `width` numbers each. The event loop
+    does other work in between: 2048 vectors of 384 numbers take orjson 26 ms, in which no thread runs Python."""
+    key = b'"%b":[' % field.encode()
+    head, _, tail = orjson.dumps(answer).partition(key + b"]")
+    parts = [head, key]
+    each = max(_NUMBERS_AT_ONCE // width, 1)
+    for start in range(0, count, each):
+        if start:
+            parts.append(b",")
+            await asyncio.sleep(0)
+        made = items(range(start, min(start + each, count)))
+        parts.append(orjson.dumps(made, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+    return b"".join((*parts, b"]", tail))
 
 
 def normalized(rows: Vectors) -> Vectors:

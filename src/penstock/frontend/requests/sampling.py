@@ -112,7 +112,7 @@ def make_parts(
     """
     _check_stop(options.stop, context.limits)
     sizes = [len(prompt) for prompt in prompts]
-    check_answer_size(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context.limits)
+    check_answer_size(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context)
     deadline, first_token_deadline = deadlines(context, options.timeout, options.first_token_timeout)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):

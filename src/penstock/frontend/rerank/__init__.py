@@ -1,6 +1,7 @@
 """The wire of rerankers and classifiers: Cohere's and Jina's rerank, and vLLM's score and classify."""
 
 from penstock.frontend.describe import Operation
+from penstock.frontend.rerank import answers
 from penstock.frontend.rerank.classify import ClassifyFields, classify
 from penstock.frontend.rerank.errors import encode_error
 from penstock.frontend.rerank.rerank import RerankFields, rerank, rerank_v2
@@ -8,12 +9,24 @@ from penstock.frontend.rerank.score import ScoreFields, score
 
 _RANKED = {"query": "a river", "documents": ["a stream", "a desert"]}
 OPERATIONS = {
-    "rerank": Operation(summary="Order documents by a query, as Jina does", request=RerankFields, example=_RANKED),
-    "rerank_v2": Operation(summary="Order documents by a query, as Cohere does", request=RerankFields, example=_RANKED),
-    "score": Operation(
-        summary="Score pairs of texts", request=ScoreFields, example={"text_1": "a river", "text_2": ["a stream"]}
+    "rerank": Operation(
+        summary="Order documents by a query, as Jina does", shape=answers.RANKED, request=RerankFields, example=_RANKED
     ),
-    "classify": Operation(summary="Classify texts", request=ClassifyFields, example={"input": ["a river"]}),
+    "rerank_v2": Operation(
+        summary="Order documents by a query, as Cohere does",
+        shape=answers.RANKED,
+        request=RerankFields,
+        example=_RANKED,
+    ),
+    "score": Operation(
+        summary="Score pairs of texts",
+        shape=answers.SCORES,
+        request=ScoreFields,
+        example={"text_1": "a river", "text_2": ["a stream"]},
+    ),
+    "classify": Operation(
+        summary="Classify texts", shape=answers.CLASSES, request=ClassifyFields, example={"input": ["a river"]}
+    ),
 }
 
 __all__ = ["OPERATIONS", "classify", "encode_error", "rerank", "rerank_v2", "score"]

@@ -1,12 +1,13 @@
 """POST /classify, as in vLLM: the labels of texts."""
 
-import msgspec
-import orjson
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from penstock.config.facts import PoolingFacts
+import msgspec
+
 from penstock.frontend.call import RequestContext
 from penstock.frontend.http.body import decode
-from penstock.frontend.offload import offload_if_large
 from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
@@ -17,10 +18,10 @@ from penstock.frontend.requests.pooling import (
     probabilities,
     token_usage,
     vectors,
+    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.texts import encode
-from penstock.text import TextTokens
 
 
 class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,26 +50,25 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
         context, [(text, None) for text in inputs], "input", cut=cut_limit(fields.truncate_prompt_tokens, context)
     )
     found = await vectors(context, texts, "classify", timeout=fields.timeout)
-    return await offload_if_large(lambda: _answer(found, texts, pooling, context), found.size)
+    answer = {
+        "id": f"classify-{context.id}",
+        "object": "list",
+        "created": context.created,
+        "model": context.model.name,
+        "data": [],
+        "usage": token_usage(texts),
+    }
+    rows = probabilities(found, pooling.activation)
+    return await with_items(answer, "data", len(rows), pooling.width, partial(_items, rows, pooling.labels))
 
 
-def _answer(logits: Vectors, texts: list[TextTokens], pooling: PoolingFacts, context: RequestContext) -> bytes:
-    data = [
+def _items(rows: Vectors, labels: Sequence[str], places: range) -> list[Any]:
+    return [
         {
             "index": i,
-            "label": pooling.labels[int(row.argmax())],
+            "label": labels[int(row.argmax())],
             "probs": row.tolist(),
-            "num_classes": len(pooling.labels),
+            "num_classes": len(labels),
         }
-        for i, row in enumerate(probabilities(logits, pooling.activation))
+        for i, row in zip(places, rows[places.start : places.stop], strict=True)
     ]
-    return orjson.dumps(
-        {
-            "id": f"classify-{context.id}",
-            "object": "list",
-            "created": context.created,
-            "model": context.model.name,
-            "data": data,
-            "usage": token_usage(texts),
-        }
-    )

@@ -42,6 +42,7 @@ def _dense(
     out,
     rows,
     n,
+    width,
     k,
     stride,
     span,  # length of a part of k
@@ -66,4 +67,4 @@ def _dense(
         left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
         product = tl.dot(left, right, product, input_precision=PRECISION)
-    store_product(product, out, row, column, part, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)

@@ -68,6 +68,7 @@ def _eight_bits(
     out,
     rows,
     n,
+    width,
     k,
     span,  # length of a part of k
     HAS_BIAS: tl.constexpr,
@@ -93,4 +94,4 @@ def _eight_bits(
     by_row = tl.load(x_scales + row, mask=real, other=0.0)[:, None]
     by_column = tl.load(scales + column, mask=within, other=0.0)[None, :]
     product = sums.to(tl.float32) * by_row * by_column
-    store_product(product, out, row, column, part, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)

@@ -16,7 +16,7 @@ COLUMNS = 512
 
 def launch(
     kernel: Any,
-    operands: Sequence[Tensor],
+    operands: Sequence[Tensor | None],
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
@@ -26,7 +26,8 @@ def launch(
 ) -> Tensor:
     """`out` [rows, n], filled by a product's kernel with this tiling, plus bias [n] and residual [rows, n].
 
-    The kernel takes its operands, bias, residual, output, rows, n, and the `sizes` of its own.
+    `out` may be columns of a wider tensor; a residual's rows are as far apart as those of `out`. The kernel takes its
+    operands, bias, residual, output, rows, n, the distance of the output's rows, and the `sizes` of its own.
     """
     rows, n = out.shape
     if not rows:
@@ -40,6 +41,7 @@ def launch(
         product,
         rows,
         n,
+        product.stride(-2),
         *sizes,
         HAS_BIAS=whole and bias is not None,
         HAS_RESIDUAL=whole and residual is not None,
@@ -62,6 +64,7 @@ def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out:
         out,
         rows,
         n,
+        out.stride(0),
         PARTS=count,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
@@ -72,12 +75,12 @@ def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out:
 
 
 @triton.jit
-def finish(product, row, column, rows, n, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
-    """fp32 [row, column] plus bias and residual."""
+def finish(product, row, column, rows, n, width, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
+    """fp32 [row, column] plus bias and residual, whose rows are `width` apart."""
     if HAS_BIAS:
         product += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
     if HAS_RESIDUAL:
-        where = row.to(tl.int64)[:, None] * n + column[None, :]
+        where = row.to(tl.int64)[:, None] * width + column[None, :]
         inside = (row < rows)[:, None] & (column < n)[None, :]
         product += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
     return product
@@ -85,11 +88,11 @@ def finish(product, row, column, rows, n, bias, residual, HAS_BIAS: tl.constexpr
 
 @triton.jit
 def store_product(
-    product, out, row, column, part, rows, n, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+    product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):
-    """fp32 [row, column] of a part, with what is added to it, to its place in `out` [parts, rows, n]."""
-    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
-    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
+    """fp32 [row, column] of a part, with what is added to it, to its place in `out` [parts, rows, width]."""
+    product = finish(product, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * width + column[None, :]
     tl.store(target, product.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < n)[None, :])
 
 
@@ -101,6 +104,7 @@ def _sum_parts(
     out,
     rows,
     n,
+    width,
     PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -113,5 +117,6 @@ def _sum_parts(
     total = tl.zeros([1, COLUMNS], tl.float32)
     for part in tl.static_range(PARTS):
         total += tl.load(parts + rows.to(tl.int64) * n * part + where, mask=inside, other=0.0)
-    total = finish(total, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=inside)
+    total = finish(total, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside)

@@ -11,7 +11,7 @@ from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutp
 from penstock.kernels.triton.grouped import ExpertStack, multiply
 from penstock.kernels.triton.routing import route, sort_by_expert
 from penstock.kernels.triton.tiles import FIXED, Tile
-from penstock.kernels.triton.weights import Weight
+from penstock.kernels.triton.weights import SingleWeight
 
 # By the average number of rows per expert. A tile's matrix is read for that tile alone, so few rows get small tiles.
 TILES = {8: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 128: Tile(64, 128, 4, 4)}
@@ -27,7 +27,7 @@ class TritonExperts:
         self._fixed = fixed
 
     def pack(
-        self, weight: Tensor | Weight, count: int, bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | SingleWeight, count: int, bias: Tensor | None = None, *, gated: bool = False
     ) -> ExpertStack:
         if isinstance(weight, Tensor):
             weight = DenseWeight(weight.contiguous(), None)

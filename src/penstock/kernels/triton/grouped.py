@@ -1,4 +1,4 @@
-"""Products of tiles of rows, each with the matrix of its own expert: dense, int8, fp8 or int4."""
+"""Products of tiles of rows, each with the matrix of its own expert: dense, int8, fp8 or codes."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.coded import add_run, columns_of, constants
 from penstock.kernels.triton.gate import activate
-from penstock.kernels.triton.int4 import COLUMNS as INT4_COLUMNS
-from penstock.kernels.triton.int4 import RUN_BYTES, widen
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
-from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, SingleWeight
 
 DEPTH_BYTES = 128  # that an iteration reads along k
 
@@ -21,7 +20,7 @@ DEPTH_BYTES = 128  # that an iteration reads along k
 class ExpertStack:
     """Matrices [out, in] of one shape, stacked in one weight [count * out, in]."""
 
-    weight: Weight
+    weight: SingleWeight
     count: int
     bias: Tensor | None = None  # [count * out]
 
@@ -55,8 +54,8 @@ def multiply(
     weight, (n, k) = stack.weight, stack.shape
     columns = n // 2 if activation else n
     out = x.new_empty(assignments, columns)
-    if isinstance(weight, Int4Weight):
-        tile = tile._replace(columns=INT4_COLUMNS)
+    if isinstance(weight, CodedWeight):
+        tile = tile._replace(columns=columns_of(weight) or tile.columns)
     # A gated product has two tiles of sums, so each is half as wide.
     tile = tile._replace(columns=tile.columns // 2) if activation else tile
     grid = len(tiles.experts), triton.cdiv(columns, tile.columns)
@@ -70,10 +69,9 @@ def multiply(
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    if isinstance(weight, Int4Weight):
-        runs = weight.values.shape[0] // RUN_BYTES
-        operands = x, weight.values, weight.scales, stack.bias, out, tiles.order, tiles.experts
-        _grouped_int4[grid](*operands, stack.count, n, k, columns, runs, GROUP=weight.group, **common)
+    if isinstance(weight, CodedWeight):
+        operands = x, weight.codes, *weight.factors, stack.bias, out, tiles.order, tiles.experts
+        _grouped_codes[grid](*operands, stack.count, n, k, columns, weight.runs, **constants(weight), **common)
         return out
     left, left_scales, right, right_scales = x, None, None, None
     if isinstance(weight, QuantizedWeight):
@@ -171,10 +169,13 @@ def _grouped(
 
 
 @triton.jit(do_not_specialize=["runs"])
-def _grouped_int4(
+def _grouped_codes(
     x,
-    values,
+    codes,
     scales,
+    super_scales,
+    mins,
+    super_mins,
     bias,
     out,
     order,
@@ -187,12 +188,16 @@ def _grouped_int4(
     ACTIVATION: tl.constexpr,
     BIASED: tl.constexpr,
     SLOTS: tl.constexpr,
+    HALF_BYTES: tl.constexpr,
+    TABLE: tl.constexpr,
+    ZERO: tl.constexpr,
     GROUP: tl.constexpr,
+    HALF: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`_grouped` for int4. A run of 32 bytes has 64 values, for two products. All experts' columns lie side by side."""
+    """`_grouped` for codes (see coded.py). All experts' columns lie side by side."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -203,31 +208,36 @@ def _grouped_int4(
     lines = x + (assignment // SLOTS)[:, None] * k
     width = (count * n).to(tl.int64)
     place = expert * n + column
-    byte = tl.arange(0, 32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for run in range(runs):
-        at = run * 64 + byte
+        at = run * (2 * HALF) + tl.arange(0, HALF)
         low = tl.load(lines + at[None, :], mask=row_exists[:, None] & (at < k)[None, :], other=0.0)
-        high = tl.load(lines + (at + 32)[None, :], mask=row_exists[:, None] & (at + 32 < k)[None, :], other=0.0)
-        pairs = values + (run * 32 + byte)[:, None] * width + place[None, :]
-        group = scales + (run * 64 // GROUP) * width + place
-        sums = _add_run(sums, low, high, pairs, group, width, column_exists, GROUP, PRECISION)
-        if ACTIVATION != "":
-            up_sums = _add_run(
-                up_sums, low, high, pairs + columns, group + columns, width, column_exists, GROUP, PRECISION
+        high = tl.load(lines + (at + HALF)[None, :], mask=row_exists[:, None] & (at + HALF < k)[None, :], other=0.0)
+        for half in tl.static_range(2 if ACTIVATION != "" else 1):
+            total = add_run(
+                up_sums if half else sums,
+                low,
+                high,
+                codes,
+                scales,
+                super_scales,
+                mins,
+                super_mins,
+                run,
+                width,
+                place + half * columns,
+                column_exists,
+                HALF_BYTES=HALF_BYTES,
+                TABLE=TABLE,
+                ZERO=ZERO,
+                GROUP=GROUP,
+                HALF=HALF,
+                PRECISION=PRECISION,
             )
+            if half:
+                up_sums = total
+            else:
+                sums = total
     first = bias + expert * n if BIASED else bias
     _store(out, sums, up_sums, first, assignment, column, columns, row_exists, column_exists, ACTIVATION, BIASED)
-
-
-@triton.jit
-def _add_run(sums, low, high, pairs, group, width, column_exists, GROUP: tl.constexpr, PRECISION: tl.constexpr):
-    """Returns `sums` plus the products of 64 values along k."""
-    bytes_of_two = tl.load(pairs, mask=column_exists[None, :], other=0)
-    low_scale = tl.load(group, mask=column_exists, other=0.0).to(tl.float32)[None, :]
-    high_scale = low_scale
-    if GROUP == 32:
-        high_scale = tl.load(group + width, mask=column_exists, other=0.0).to(tl.float32)[None, :]
-    sums = tl.dot(low, widen(bytes_of_two & 15, low_scale, low.dtype), sums, input_precision=PRECISION)
-    return tl.dot(high, widen(bytes_of_two >> 4, high_scale, high.dtype), sums, input_precision=PRECISION)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from penstock.kernels.elementwise import embedding
 from penstock.kernels.linear import SMALL_WEIGHT, UNGATED, DenseWeight, scaled_logits
+from penstock.kernels.triton.coded import coded_linear, coded_rows
 from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
-from penstock.kernels.triton.int4 import int4_linear
 from penstock.kernels.triton.quantized import QuantizedRows, quantize_rows
-from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
+from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, QuantizedWeight, Weight
 
 Rows = Tensor | QuantizedRows
 
@@ -34,7 +34,13 @@ class TritonLinear:
     def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
         if isinstance(weight, Tensor):
             return DenseWeight(weight, bias)
-        return weight if bias is None else replace(weight, bias=bias)
+        if bias is None:
+            return weight
+        if isinstance(weight, JoinedWeight):
+            biases = bias.split([section.shape[0] for section in weight.sections])
+            sections = zip(weight.sections, biases, strict=True)
+            return JoinedWeight(tuple(replace(section, bias=own) for section, own in sections))
+        return replace(weight, bias=bias)
 
     def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         if scale == 1.0:
@@ -65,15 +71,12 @@ class TritonLinear:
     ) -> Tensor:
         if isinstance(weight, DenseWeight):
             return embedding(token_ids, weight.weight, scale, first)
-        if isinstance(weight, Int4Weight):
-            raise ValueError("an embedding is not looked up in int4 weights: pack it in int8, fp8 or as it is")
-        own = token_ids - (first or 0)
-        elsewhere = (own < 0) | (own >= len(weight.values))
-        own = own.masked_fill(elsewhere, 0)
-        # As bytes, since torch gathers few 8-bit types.
-        values = weight.values.view(torch.uint8).index_select(0, own).view(weight.values.dtype)
-        scales = weight.scales.index_select(0, own).masked_fill(elsewhere, 0.0)
-        found = (values.float() * scales[:, None]).to(dtype)
+        if isinstance(weight, JoinedWeight):
+            raise ValueError("an embedding has one format")
+        if isinstance(weight, CodedWeight):
+            found = coded_rows(token_ids, weight, dtype, first or 0)
+        else:
+            found = _quantized_rows(token_ids - (first or 0), weight, dtype)
         return found if scale == 1.0 else found.mul_(torch.tensor(scale, dtype=dtype))
 
     def _multiply(self, x: Rows, weight: Weight, residual: Tensor | None, dtype: torch.dtype | None) -> Tensor:
@@ -83,11 +86,34 @@ class TritonLinear:
             return eight_bit_linear(rows, weight, residual, dtype or x.dtype, fixed=self._fixed)
         if isinstance(x, QuantizedRows):
             raise ValueError("quantised rows are multiplied with weights of eight bits alone")
-        if isinstance(weight, Int4Weight):
-            return int4_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
+        if isinstance(weight, JoinedWeight):
+            return self._sections(x, weight, residual, dtype or x.dtype)
+        if isinstance(weight, CodedWeight):
+            return coded_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
         if self._fixed:
             return dense_linear(x, weight, residual, dtype or x.dtype)
         product = F.linear(x, weight.weight, weight.bias)
         if residual is not None:
             product.add_(residual)
         return product if dtype is None else product.to(dtype)
+
+    def _sections(self, x: Tensor, weight: JoinedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Each section's product in its own columns."""
+        sizes = [section.shape[0] for section in weight.sections]
+        out = torch.empty(len(x), sum(sizes), dtype=dtype, device=x.device)
+        for section, columns in zip(weight.sections, out.split(sizes, 1), strict=True):
+            if isinstance(section, CodedWeight):
+                coded_linear(x, section, None, dtype, fixed=self._fixed, out=columns)
+            else:
+                columns.copy_(self._multiply(x, section, None, dtype))
+        return out if residual is None else out.add_(residual)
+
+
+def _quantized_rows(own: Tensor, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """Rows by their number; zeros for numbers that there are not."""
+    elsewhere = (own < 0) | (own >= len(weight.values))
+    own = own.masked_fill(elsewhere, 0)
+    # As bytes, since torch gathers few 8-bit types.
+    values = weight.values.view(torch.uint8).index_select(0, own).view(weight.values.dtype)
+    scales = weight.scales.index_select(0, own).masked_fill(elsewhere, 0.0)
+    return (values.float() * scales[:, None]).to(dtype)

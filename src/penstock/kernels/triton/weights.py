@@ -1,12 +1,15 @@
 """Quantised weights for a GPU's products, and their packing in plain torch, on any device.
 
-Values are symmetric around 0 and rounded to the nearest; unlike the CPU's grouped weights they have no minimum. int8
-has a scale per output column, int4 one (fp16) per group of values along k. fp8 (e4m3) has scales like int8. Layouts:
+Of floats, values are symmetric around 0 and rounded to the nearest. int8 and fp8 (e4m3) have a scale per output column,
+int4 one (fp16) per group of values along k. The codes of a GGUF file stay as they are, with the scales and minima of
+their groups (see WeightFormat and repack.py). Layouts:
 
 - int8 and fp8: [n, k], as in a checkpoint. Tensor cores read both operands with k contiguous.
-- int4: bytes [padded k / 2, n] of two values plus 8 each. Byte 32 b + j of a column has value 64 b + j in its low half
-  and value 64 b + 32 + j in its high half, so each half of a tile of bytes is a tile of consecutive values, and
-  neighbouring threads read neighbouring columns. Scales are [padded k / group, n]. k is padded to a multiple of 128.
+- codes, int4 among them: one byte, or half of one, for each value: [padded k, n] or [padded k / 2, n]. Neighbouring
+  threads read neighbouring columns. k is cut into runs of two halves of H values: H is 32, or 16 for groups of 16. A
+  run of half bytes has H bytes of a column: byte j has the run's value j in its low half, value H + j in its high half.
+  So each half of a tile of bytes is a tile of consecutive values. Scales are [padded k / group, n]; `device_width` is
+  the padded k. In the padding scales and minima are 0.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import INT4_MULTIPLE
+from penstock.config.weights import DEVICE_HALF, SUPER, WeightFormat, device_int4, device_width
 from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
-HALF = 32  # values in one half of a run of bytes
+TABLES = {  # the values of codes that are places in a table: cpp/gguf_rows.h has the same
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
+_SCALES = {"f16": torch.float16, "f32": torch.float32, "two_levels": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -41,47 +48,94 @@ class QuantizedWeight:
 
 
 @dataclass(frozen=True)
-class Int4Weight:
-    """A weight [n, k] of int4 values."""
+class CodedWeight:
+    """A weight [n, k] of codes of 4 or 8 bits: scale * (code - zero) + minimum, by groups along k."""
 
-    values: Tensor  # uint8 [padded k / 2, n]
-    scales: Tensor  # fp16 [padded k / group, n]
-    group: int
+    codes: Tensor  # uint8 [padded k / values of a byte, n]
+    scales: Tensor  # [padded k / group, n]: fp16 or fp32, or of two levels an int8 that is multiplied by
+    super_scales: Tensor | None  # fp16 [padded k / 256, n]
+    mins: Tensor | None  # like scales
+    super_mins: Tensor | None
+    format: WeightFormat
     k: int
     bias: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.values.shape[1], self.k
+        return self.codes.shape[1], self.k
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Scales and minima, each with its second level."""
+        return self.scales, self.super_scales, self.mins, self.super_mins
+
+    @property
+    def half(self) -> int:
+        """The values along k of half a run."""
+        return half_of(self.format)
+
+    @property
+    def runs(self) -> int:
+        return device_width(self.k, self.format) // (2 * self.half)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.values, self.scales, self.bias) if tensor is not None)
+        return sum(tensor.nbytes for tensor in (self.codes, *self.factors, self.bias) if tensor is not None)
 
 
-Weight = DenseWeight | QuantizedWeight | Int4Weight
+@dataclass(frozen=True)
+class JoinedWeight:
+    """Weights of one k below each other. Each has a format of its own."""
+
+    sections: "tuple[SingleWeight, ...]"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(section.nbytes for section in self.sections)
+
+
+SingleWeight = DenseWeight | QuantizedWeight | CodedWeight
+Weight = SingleWeight | JoinedWeight
+
+
+def half_of(fmt: WeightFormat) -> int:
+    return min(fmt.group, DEVICE_HALF)
+
+
+def empty_codes(n: int, k: int, fmt: WeightFormat, device: torch.device | str) -> CodedWeight:
+    """Memory for a weight [n, k] of codes, which is zeroed for the padding."""
+    width = device_width(k, fmt)
+
+    def zeros(rows: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(rows, n, dtype=dtype, device=device)
+
+    def factors(exists: bool) -> tuple[Tensor | None, Tensor | None]:
+        first = zeros(width // fmt.group, _SCALES[fmt.scales]) if exists else None
+        return first, zeros(-(-width // SUPER), torch.float16) if exists and fmt.scales == "two_levels" else None
+
+    (scales, super_scales), (mins, super_mins) = factors(True), factors(fmt.mins)
+    assert scales is not None
+    return CodedWeight(zeros(width * fmt.bits // 8, torch.uint8), scales, super_scales, mins, super_mins, fmt, k)
 
 
 def empty_weight(
     n: int, k: int, scheme: Scheme, group: int, device: torch.device | str
-) -> QuantizedWeight | Int4Weight:
-    """Memory for a weight [n, k]."""
-    if scheme != "int4":
-        dtype = torch.float8_e4m3fn if scheme == "fp8" else torch.int8
-        values = torch.empty(n, k, dtype=dtype, device=device)
-        return QuantizedWeight(values, torch.empty(n, dtype=torch.float32, device=device))
-    padded = -(-k // INT4_MULTIPLE) * INT4_MULTIPLE
-    values = torch.empty(padded // 2, n, dtype=torch.uint8, device=device)
-    return Int4Weight(values, torch.empty(padded // group, n, dtype=torch.float16, device=device), group, k)
+) -> QuantizedWeight | CodedWeight:
+    """Memory for a weight [n, k] that is packed from floats."""
+    if scheme == "int4":
+        return empty_codes(n, k, device_int4(group), device)
+    dtype = torch.float8_e4m3fn if scheme == "fp8" else torch.int8
+    values = torch.empty(n, k, dtype=dtype, device=device)
+    return QuantizedWeight(values, torch.empty(n, dtype=torch.float32, device=device))
 
 
-def put_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
+def put_rows(weight: QuantizedWeight | CodedWeight, start: int, rows: Tensor) -> None:
     """Quantise rows [count, k] into the weight from row `start` on. ValueError if one is not finite or too large."""
     write_rows(weight, start, rows)
     check_rows(weight, start, start + len(rows))
 
 
-def check_rows(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> None:
+def check_rows(weight: QuantizedWeight | CodedWeight, start: int = 0, stop: int | None = None) -> None:
     """Raise ValueError if one of the rows [start, stop) is not finite or too large. Blocks on the device."""
     if not bool(torch.isfinite(weight.scales[..., start:stop]).all()):
         last = (weight.scales.shape[-1] if stop is None else stop) - 1
@@ -90,45 +144,67 @@ def check_rows(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int |
         )
 
 
-def write_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
+def write_rows(weight: QuantizedWeight | CodedWeight, start: int, rows: Tensor) -> None:
     """`put_rows` without the check. A row that is not finite or too large gets a scale that is not finite."""
     part = slice(start, start + len(rows))
+    if isinstance(weight, CodedWeight):
+        codes, scales = _int4(rows.to(weight.codes.device).float(), weight.format.group, weight.runs * 2 * weight.half)
+        weight.codes[:, part], weight.scales[:, part] = codes, scales
+        return
     wide = rows.to(weight.values.device).float()
-    if isinstance(weight, Int4Weight):
-        values, scales = _int4(wide, weight.group, weight.values.shape[0] * 2)
-        weight.values[:, part], weight.scales[:, part] = values.t(), scales.t()
-    else:
-        eight_bits = weight.values.dtype == torch.int8
-        scales = wide.abs().amax(1) / (127 if eight_bits else 448)
-        values = wide / scales.clamp_min(1e-30)[:, None]
-        weight.values[part] = (values.round_() if eight_bits else values).to(weight.values.dtype)
-        weight.scales[part] = scales
+    eight_bits = weight.values.dtype == torch.int8
+    scales = wide.abs().amax(1) / (127 if eight_bits else 448)
+    values = wide / scales.clamp_min(1e-30)[:, None]
+    weight.values[part] = (values.round_() if eight_bits else values).to(weight.values.dtype)
+    weight.scales[part] = scales
 
 
-def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | Int4Weight:
+def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | CodedWeight:
     """Quantise a dense weight [n, k] with its bias [n], on its device."""
     packed = empty_weight(weight.shape[0], weight.shape[1], scheme, group, weight.device)
     put_rows(packed, 0, weight)
     return packed if bias is None else replace(packed, bias=bias)
 
 
-def dense(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> Tensor:
+def dense(weight: QuantizedWeight | CodedWeight, start: int = 0, stop: int | None = None) -> Tensor:
     """The dequantised rows [start, stop) of a weight, in fp32."""
     if isinstance(weight, QuantizedWeight):
         return weight.values[start:stop].float() * weight.scales[start:stop, None]
-    runs = weight.values[:, start:stop].unflatten(0, (-1, HALF))
-    values = torch.stack([runs & 15, runs >> 4], 1).flatten(0, 2).float() - 8
-    scales = weight.scales[:, start:stop].float().repeat_interleave(weight.group, 0)
-    return (values * scales)[: weight.k].t()
+    fmt, codes = weight.format, weight.codes[:, start:stop]
+    if fmt.bits == 4:
+        runs = codes.unflatten(0, (-1, weight.half))
+        codes = torch.stack([runs & 15, runs >> 4], 1).flatten(0, 2)
+    table = TABLES.get(fmt.codes)
+    values = codes.float() - fmt.zero if table is None else codes.new_tensor(table, dtype=torch.float32)[codes.int()]
+    values *= _by_value(weight.scales, weight.super_scales, weight)[:, start:stop]
+    if weight.mins is not None:
+        values += _by_value(weight.mins, weight.super_mins, weight)[:, start:stop]
+    return values[: weight.k].t()
+
+
+def _by_value(first: Tensor, second: Tensor | None, weight: CodedWeight) -> Tensor:
+    """The scale or the minimum of each value, fp32 [padded k, n]."""
+    group, factors = weight.format.group, first.float()
+    if second is not None:
+        factors *= second.float().repeat_interleave(SUPER // group, 0)[: len(factors)]
+    return factors.repeat_interleave(group, 0)
+
+
+def pack_codes(codes: Tensor, fmt: WeightFormat) -> Tensor:
+    """Codes [padded k, rows] as a CodedWeight holds them."""
+    if fmt.bits == 8:
+        return codes
+    runs = codes.unflatten(0, (-1, 2, half_of(fmt)))
+    pairs: Tensor = runs[:, 0] | runs[:, 1] << 4
+    return pairs.flatten(0, 1)
 
 
 def _int4(rows: Tensor, group: int, padded: int) -> tuple[Tensor, Tensor]:
-    """(bytes [count, padded / 2], scales [count, padded / group]) of fp32 rows. The scale makes the largest value of a
+    """(codes [padded / 2, count], scales [padded / group, count]) of fp32 rows. The scale makes the largest value of a
     group -8 or 7."""
     groups = F.pad(rows, (0, padded - rows.shape[1])).unflatten(1, (-1, group))
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     scales = (largest / -8 + 0.0).half()  # a group of zeros has no sign
     factors = torch.where(scales == 0, 0.0, 1.0 / scales.float())
-    values = (groups * factors[..., None]).round_().clamp_(-8, 7).to(torch.int16).flatten(1) + 8
-    runs = values.unflatten(1, (-1, 2, HALF))
-    return (runs[:, :, 0] | runs[:, :, 1] << 4).flatten(1).to(torch.uint8), scales
+    values = (groups * factors[..., None]).round_().clamp_(-8, 7) + 8
+    return pack_codes(values.flatten(1).t().to(torch.uint8), device_int4(group)), scales.t()

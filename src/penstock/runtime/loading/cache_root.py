@@ -66,7 +66,9 @@ def _tensors(parameter: Any) -> Iterator[Tensor]:
     """Yields the tensors of a parameter, which may be packed."""
     if isinstance(parameter, Tensor):
         yield parameter
-    else:
+    elif isinstance(parameter, tuple):
+        for section in parameter:
+            yield from _tensors(section)
+    elif dataclasses.is_dataclass(parameter):
         for field in dataclasses.fields(parameter):
-            if isinstance(value := getattr(parameter, field.name), Tensor):
-                yield value
+            yield from _tensors(getattr(parameter, field.name))

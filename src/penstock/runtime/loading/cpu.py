@@ -73,7 +73,7 @@ def load_cpu_runner(
     if not spec.packed:  # torch's threads compute, and must start before this one is pinned
         torch.zeros(1 << 20).add_(1)
     kernels = select_kernels(platform, needs)
-    if kernels.session and spec.packed:  # torch's threads would compete with the session's threads for the processors
+    if kernels.session:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
     pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype), rows=config.max_num_seqs)

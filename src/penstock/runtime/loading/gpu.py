@@ -32,6 +32,7 @@ from penstock.kernels import (
     select_kernels,
     select_packing,
 )
+from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import MemoryRow
 from penstock.runtime.device import CudaDevice, Device
 from penstock.runtime.loading.cache_root import cache_root
@@ -114,7 +115,7 @@ def _load(
 ) -> ModelRunner:
     whole = load_spec(Path(config.model))
     spec = shard(whole, place)
-    facts = model_facts(spec)
+    facts = model_facts(spec) if instruction_sets() else model_facts(spec).without_codes()
     dtype, where = getattr(torch, config.dtype), device.where
     needs = Needs(
         *(dtype, config.block_size, spec.head_dims, config.deterministic),
@@ -158,7 +159,7 @@ def _load(
         runner.capture(progress)
         warm_up_one_sequence(runner, config)
     graph_bytes = memory.usage().reserved - reserved
-    _log_loaded(config, platform, kernels.fingerprint, plan.kv_tokens, graph_bytes)
+    _log_loaded(config, facts, platform, kernels.fingerprint, plan.kv_tokens, graph_bytes)
     return runner
 
 
@@ -206,10 +207,12 @@ def _log_seconds(what: str) -> Iterator[None]:
     logger.info("%s in %.1f s", what, time.perf_counter() - began)
 
 
-def _log_loaded(config: EngineConfig, platform: Platform, fingerprint: str, kv_tokens: int, graph_bytes: int) -> None:
+def _log_loaded(
+    config: EngineConfig, facts: ModelFacts, platform: Platform, fingerprint: str, kv_tokens: int, graph_bytes: int
+) -> None:
     logger.info(
         "weights in %s; kernels on %s %s: %s; %s tokens of KV cache; graphs took %s",
-        stored_as(config),
+        stored_as(config, stored=[matrix.stored for matrix in facts.matrices if not matrix.router]),
         platform.device,
         platform.capability,
         fingerprint,

@@ -10,8 +10,8 @@ OWN, PREDICTION, RECENT, FORCED = range(4)
 COPIED = 8  # tokens matched, from which a sequence is taken to copy
 GAP = 512  # tokens without drafts after which the places of the last drafts are given up
 MARGIN = 512  # tokens that an index is made for beside those that are known
-LEVELS = 8  # of matched tokens: 0, 1, 2 to 3, 4 to 7, ... 64 or more
-PRIOR = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9, 0.95)  # of these levels: probability that a draft is right
+LEVELS = 8  # of matched tokens: 0 after a change, 2, 3 to 4, 5 to 8, ... 65 or more
+PRIOR = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.95)  # of these levels: probability that a draft is right
 PRIOR_WEIGHT = 8.0  # drafts
 OWN_WEIGHT = 4.0  # drafts, as many right as expected, beside a sequence's own
 OWN_COUNTED = 4  # drafts of a step that count for the sequence: a long copy must not hide that it has ended
@@ -131,7 +131,7 @@ class Drafter:
         if best is None:
             return None
         matched, text, cursor = best
-        kind = text * LEVELS + min(matched.bit_length(), LEVELS - 1)
+        kind = text * LEVELS + min(max(matched - 1, 0).bit_length(), LEVELS - 1)
         probability = acceptance.probability(kind) * (OWN_WEIGHT + self._right) / (OWN_WEIGHT + self._expected)
         return Candidate(cursor, kind, min(probability, MOST_SURE))
 

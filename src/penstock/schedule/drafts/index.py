@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-GRAM = 3  # tokens that must be equal for a match
+GRAM = 3  # tokens that must be equal for a match that is compared with others
+PAIR = 2  # tokens that must be equal for a match, if there is no such one
 LONGEST = 32  # tokens of a match that are compared
 CANDIDATES = 6  # positions that a search compares
 LARGEST_TABLE = 16  # bits: 256 KiB
@@ -24,13 +25,14 @@ class Match(NamedTuple):
 
 
 class TokenIndex:
-    """An index of every GRAM consecutive tokens of a text that grows at its end.
+    """An index of every GRAM and every PAIR consecutive tokens of a text that grows at its end.
 
-    Position i stands for the tokens before i. Positions of equal hash are chained from the latest to the earliest.
-    Adding a token and searching take constant time. An index has 4 bytes a token and a table of at most 256 KiB.
+    Position i stands for the tokens before i. Positions of equal hash are chained from the latest to the earliest; of
+    pairs, only the latest is kept. Adding a token and searching take constant time. An index has 4 bytes a token and
+    two tables of at most 256 KiB.
     """
 
-    __slots__ = ("_heads", "_links", "_shift", "_table")
+    __slots__ = ("_heads", "_links", "_pair_table", "_pairs", "_shift", "_table")
 
     def __init__(self, expected: int) -> None:
         """`expected`: about how many tokens the text will have. More are possible."""
@@ -38,6 +40,8 @@ class TokenIndex:
         self._shift = 32 - bits
         self._table = np.zeros(1 << bits, np.int32)  # the latest position of each hash; 0: none
         self._heads = self._table.data
+        self._pair_table = np.zeros(1 << bits, np.int32)  # the latest position of each hash of a pair; 0: none
+        self._pairs = self._pair_table.data
         self._links = array("i", (0,) * GRAM)  # from each position to the one before it with the same hash; 0: none
 
     @property
@@ -53,10 +57,12 @@ class TokenIndex:
         if end - start >= IN_BULK:
             self._extend_in_bulk(tokens[start - GRAM : end], start)
             return
-        heads, links, shift = self._heads, self._links, self._shift
+        heads, pairs, links, shift = self._heads, self._pairs, self._links, self._shift
         p, q, r = _FACTORS
         for i in range(start, end + 1):
-            slot = ((tokens[i - 3] * p + tokens[i - 2] * q + tokens[i - 1] * r) & _WORD) >> shift
+            pair = tokens[i - 2] * q + tokens[i - 1] * r
+            pairs[(pair & _WORD) >> shift] = i
+            slot = ((tokens[i - 3] * p + pair) & _WORD) >> shift
             links.append(heads[slot])
             heads[slot] = i
 
@@ -64,7 +70,10 @@ class TokenIndex:
         """`tokens` begin GRAM before position `start`."""
         ids = np.array(tokens, np.uint32)
         p, q, r = (np.uint32(factor) for factor in _FACTORS)
-        slots = (ids[:-2] * p + ids[1:-1] * q + ids[2:] * r) >> np.uint32(self._shift)
+        pairs = ids[1:-1] * q + ids[2:] * r
+        # Of equal indices, NumPy assigns the last value.
+        self._pair_table[pairs >> np.uint32(self._shift)] = np.arange(start, start + len(pairs), dtype=np.int32)
+        slots = (ids[:-2] * p + pairs) >> np.uint32(self._shift)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
         again = ordered[1:] == ordered[:-1]
@@ -77,15 +86,15 @@ class TokenIndex:
     def find(self, text: Line[int], tokens: Line[int], after: int) -> Match | None:
         """The position in `text`, the indexed one, whose tokens before it equal the most of the last of `tokens`.
 
-        Among equally good positions, the first from `after` on is preferred, else the latest.
+        Among equally good positions, the first from `after` on is preferred, else the latest. If only PAIR tokens are
+        equal, it is the latest.
         """
         end = len(tokens)
         if end < GRAM:
             return None
         p, q, r = _FACTORS
-        position = self._heads[
-            ((tokens[end - 3] * p + tokens[end - 2] * q + tokens[end - 1] * r) & _WORD) >> self._shift
-        ]
+        pair = tokens[end - 2] * q + tokens[end - 1] * r
+        position = self._heads[((tokens[end - 3] * p + pair) & _WORD) >> self._shift]
         best = Match(0, 0)
         for _ in range(CANDIDATES):
             if not position:
@@ -94,7 +103,12 @@ class TokenIndex:
             if length > best.length or (length == best.length and position >= after):
                 best = Match(position, length)
             position = self._links[position]
-        return best if best.length >= GRAM else None
+        if best.length >= GRAM:
+            return best
+        position = self._pairs[(pair & _WORD) >> self._shift]
+        if position and text[position - 1] == tokens[end - 1] and text[position - 2] == tokens[end - 2]:
+            return Match(position, PAIR)
+        return None
 
 
 def _equal(text: Line[int], position: int, tokens: Line[int], end: int) -> int:

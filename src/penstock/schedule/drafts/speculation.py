@@ -19,6 +19,8 @@ MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
 MOST_IDLE = 6  # steps without a look for drafts, after looks that found none
+FIRST_LOOKS = 8  # looks that find none, after a prompt, before steps are left out
+MOST_LOOKS = 64  # such looks that accepted drafts may have paid for
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -49,6 +51,7 @@ class Speculation:
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
         self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
+        self._looks = 0.0  # that may find none before steps are left out
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -63,10 +66,12 @@ class Speculation:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
 
         A look that finds none makes the next one later: the weights have evicted this code from the processor's caches,
-        so that it takes several times as long as a profile shows.
+        so that it takes several times as long as a profile shows. But each step that accepted drafts saved pays for a
+        look: a copy that ends often goes on after a few tokens.
         """
         if step.new:
             self._look_at, self._idle = 0, 0
+            self._looks = max(self._looks, FIRST_LOOKS)
             return
         count = len(step.work)
         if step.computed != count or (self._step < self._look_at and not self._forced):
@@ -75,8 +80,11 @@ class Speculation:
         most = min(self._most_in_step, step.budget)
         if plain is None or most < 1 or not self._could_pay(count, plain, most):
             return
-        self._idle = min(self._idle + 1, MOST_IDLE)
-        self._look_at = self._step + self._idle
+        if self._looks >= 1:
+            self._looks -= 1
+        else:
+            self._idle = min(self._idle + 1, MOST_IDLE)
+            self._look_at = self._step + self._idle
         places, candidates, limits = self._candidates(step, max(1, int(plain * LOOK_SHARE / LOOK_SECONDS)))
         if not candidates:
             return
@@ -188,6 +196,7 @@ class Speculation:
                 if unit.draft_ids:
                     drafted += unit.drafts
                     self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
+                    self._looks = min(self._looks + (len(given.token_ids) - 1) / sequences, MOST_LOOKS)
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))

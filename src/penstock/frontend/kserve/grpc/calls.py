@@ -122,7 +122,8 @@ class Calls:
         """Runs a request whose answer goes to `send`. If the call is cancelled, so is the request."""
         connection = {"asgi": {"version": "3.0"}, "scheme": self._scheme, "client": _client(context), "server": None}
         headers = _headers(context, self._app.limits.request_timeout)
-        request = InnerRequest(self._app, connection, path, body, headers)
+        unread = self._app.unread.hold()
+        request = InnerRequest(self._app, connection, path, body, headers, unread)
         running = asyncio.create_task(request.run(send))
         try:
             await asyncio.shield(running)
@@ -131,6 +132,8 @@ class Calls:
             with contextlib.suppress(Exception):
                 await running
             raise
+        finally:
+            unread.release()
 
     async def answer(self, context: Any, path: str, body: bytes | None = None) -> bytes:
         """The body of the app's answer. An error ends the call."""

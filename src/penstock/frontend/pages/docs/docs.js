@@ -22,15 +22,18 @@ const resolve = (spec, schema) => {
 function typeOf(schema) {
   if (schema.$ref) return schema.$ref.split("/").at(-1);
   if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== "null").join(" or ");
+  if ("const" in schema) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
   if (schema.type === "array") return `list of ${schema.items ? typeOf(schema.items) : "anything"}`;
   if (schema.type === "object" && schema.additionalProperties?.type) return `object of ${typeOf(schema.additionalProperties)}`;
   return [schema.type ?? "anything"].flat().join(" or ");
 }
 
-function references(schema) {
-  if (!schema || typeof schema !== "object") return [];
-  return [schema.$ref?.split("/").at(-1), ...[schema.items, ...(schema.anyOf ?? [])].flatMap(references)].filter(Boolean);
+// [name, schema] of the objects in a schema whose fields are known.
+function objects(spec, schema, name) {
+  const [found, own] = resolve(spec, schema);
+  if (found.properties) return [[found.properties.type?.const ?? (own || name), found]];
+  return [found.items, ...(found.anyOf ?? [])].filter(Boolean).flatMap((one) => objects(spec, one, name));
 }
 
 function Fields({ spec, schema, depth = 0 }) {
@@ -39,11 +42,11 @@ function Fields({ spec, schema, depth = 0 }) {
   return html`<table class="fields">
     <thead class="sr"><tr><th scope="col">Name</th><th scope="col">Type</th></tr></thead>
     <tbody>${entries.map(([name, field]) => {
-      const inner = depth < 3 ? references(field).filter((one) => spec.components.schemas[one]?.properties) : [];
+      const inner = depth < 3 ? objects(spec, field, name) : [];
       return html`<tr>
         <th scope="row"><code>${name}</code>${required.has(name) && html`<em>required</em>`}</th>
         <td><span class="type">${typeOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
-          ${inner.map((one) => html`<details><summary>${one}</summary><${Fields} spec=${spec} schema=${spec.components.schemas[one]} depth=${depth + 1} /></details>`)}</td>
+          ${inner.map(([title, one]) => html`<details><summary>${title}</summary><${Fields} spec=${spec} schema=${one} depth=${depth + 1} /></details>`)}</td>
       </tr>`;
     })}</tbody>
   </table>`;
@@ -70,12 +73,14 @@ function Operation({ spec, operation }) {
   const [content] = Object.values(operation.requestBody?.content ?? {});
   const [schema] = resolve(spec, content?.schema);
   const text = example(operation);
+  const answer = operation.responses["200"]?.content?.["application/json"]?.schema;
   const streams = Object.keys(operation.responses["200"]?.content ?? {}).filter((kind) => kind !== "application/json" && operation.requestBody);
   return html`<section class="operation" id=${anchor(operation)} aria-labelledby="${anchor(operation)}-title">
     <h3 id="${anchor(operation)}-title"><span class="method ${operation.method}">${operation.method.toUpperCase()}</span><code>${operation.path}</code></h3>
     <p class="summary">${operation.summary}${operation.security?.length === 0 && html`<span class="tag">no key needed</span>`}${streams.map((kind) => html`<span class="tag">streams ${kind}</span>`)}</p>
     <div class="snippet"><${Code} text=${text} lang="bash" /><${CopyButton} text=${text} label="Copy the command" /></div>
     ${schema.properties && html`<details class="body"><summary>Body: ${Object.keys(schema.properties).length} parameters</summary><${Fields} spec=${spec} schema=${schema} /></details>`}
+    ${objects(spec, answer, "").map(([, one], i) => html`<details class="body"><summary>${i ? "Or" : "Answer"}: ${Object.keys(one.properties).length} fields</summary><${Fields} spec=${spec} schema=${one} /></details>`)}
   </section>`;
 }
 

@@ -1,0 +1,254 @@
+"""Products of float activations with codes of 4 or 8 bits. The codes are widened to the activations' dtype right before
+tensor cores multiply them."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.epilogue import launch, store_product
+from penstock.kernels.triton.tiles import precision, tile_product
+from penstock.kernels.triton.weights import TABLES, CodedWeight
+
+ROW_RUNS = 16  # of an embedding's row, per program
+COLUMNS = 128  # of a tile of half bytes: narrower tiles would have too few bytes in flight
+
+
+def coded_linear(
+    x: Tensor,
+    weight: CodedWeight,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    fixed: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product. `out`
+    may be columns of a wider tensor; there is no residual then."""
+    rows, (n, k) = len(x), weight.shape
+    if out is None:
+        out = torch.empty(rows, n, dtype=dtype, device=x.device)
+    tiling = tile_product(rows, n, k, columns_of(weight), fixed=fixed)
+    return launch(
+        _coded,
+        (x, weight.codes, *weight.factors),
+        weight.bias,
+        residual,
+        out,
+        tiling,
+        (k, x.stride(0), tiling.span(weight.runs, 1), weight.runs),
+        PRECISION=precision(x.dtype),
+        **constants(weight),
+    )
+
+
+def coded_rows(token_ids: Tensor, weight: CodedWeight, dtype: torch.dtype, first: int) -> Tensor:
+    """The rows of token_ids [tokens] in the dtype; row 0 is token `first`'s. Zeros for tokens that have no row."""
+    n, k = weight.shape
+    out = torch.empty(len(token_ids), k, dtype=dtype, device=token_ids.device)
+    if len(out):
+        grid = len(out), triton.cdiv(weight.runs, ROW_RUNS)
+        own = token_ids.contiguous()
+        _rows[grid](
+            own, weight.codes, *weight.factors, out, first, n, k, RUNS=ROW_RUNS, **constants(weight), num_warps=4
+        )
+    return out
+
+
+def columns_of(weight: CodedWeight) -> int:
+    """The columns of a tile; 0: any number."""
+    return COLUMNS if weight.format.bits == 4 else 0
+
+
+def constants(weight: CodedWeight) -> dict[str, Any]:
+    """What `add_run` is compiled for. A table is one number of 16 bytes: its values plus 128, the first one lowest."""
+    fmt = weight.format
+    table = bytes(value + 128 for value in TABLES.get(fmt.codes, ()))
+    return {
+        "HALF_BYTES": fmt.bits == 4,
+        "TABLE": int.from_bytes(table, "little"),
+        "ZERO": 128 if table else fmt.zero,
+        "GROUP": fmt.group,
+        "HALF": weight.half,
+    }
+
+
+@triton.jit
+def add_run(
+    sums,
+    low,  # x of the run's first half: [rows, HALF]
+    high,  # and of its second half
+    codes,
+    scales,
+    super_scales,
+    mins,
+    super_mins,
+    run,
+    width,  # columns of the weight
+    column,
+    within,  # which columns exist
+    HALF_BYTES: tl.constexpr,
+    TABLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Returns `sums` plus the products of the 2 HALF values along k of a run."""
+    at = run * (HALF if HALF_BYTES else 2 * HALF) + tl.arange(0, HALF)
+    place = codes + at.to(tl.int64)[:, None] * width + column[None, :]
+    first = tl.load(place, mask=within[None, :], other=0)
+    if HALF_BYTES:
+        second = first >> 4
+        first = first & 15
+    else:
+        second = tl.load(place + HALF * width, mask=within[None, :], other=0)
+    group = run * 2 * HALF // GROUP
+    scale, least = _load_group(scales, super_scales, mins, super_mins, group, width, column, within, GROUP=GROUP)
+    values = _widen(first, scale, least, mins is not None, TABLE, ZERO, low.dtype)
+    sums = tl.dot(low, values, sums, input_precision=PRECISION)
+    if GROUP == HALF:
+        scale, least = _load_group(
+            scales, super_scales, mins, super_mins, group + 1, width, column, within, GROUP=GROUP
+        )
+    values = _widen(second, scale, least, mins is not None, TABLE, ZERO, low.dtype)
+    return tl.dot(high, values, sums, input_precision=PRECISION)
+
+
+@triton.jit
+def _load_group(scales, super_scales, mins, super_mins, group, width, column, within, GROUP: tl.constexpr):
+    """(scale, minimum) [columns] of a group in fp32. The minimum is 0.0 where there are none."""
+    place = group.to(tl.int64) * width + column
+    super_place = (group * GROUP // 256).to(tl.int64) * width + column
+    scale = tl.load(scales + place, mask=within, other=0).to(tl.float32)
+    if super_scales is not None:
+        scale *= tl.load(super_scales + super_place, mask=within, other=0.0).to(tl.float32)
+    least = 0.0
+    if mins is not None:
+        least = tl.load(mins + place, mask=within, other=0).to(tl.float32)
+        if super_mins is not None:
+            least *= tl.load(super_mins + super_place, mask=within, other=0.0).to(tl.float32)
+    return scale, least
+
+
+@triton.jit
+def _widen(codes, scale, least, HAS_MINS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr):
+    """Codes [HALF, columns] to values of the dtype, which are computed in fp32 and rounded once.
+
+    fp32's bits of 256 with a code as the first eight bits of the mantissa are 256 + code. This avoids conversions from
+    integers, which are slow on a multiprocessor.
+    """
+    codes = codes.to(tl.uint32)
+    if TABLE != 0:
+        low = tl.full([1, 1], TABLE & 0xFFFFFFFFFFFFFFFF, tl.uint64)
+        high = tl.full([1, 1], TABLE >> 64, tl.uint64)
+        codes = (tl.where(codes < 8, low, high) >> ((codes & 7) * 8).to(tl.uint64)).to(tl.uint32) & 255
+    signed = (codes << 15 | 0x43800000).to(tl.float32, bitcast=True) - (256.0 + ZERO)
+    values = signed * scale[None, :]
+    if HAS_MINS:
+        values += least[None, :]
+    return values.to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _rows(
+    token_ids,
+    codes,
+    scales,
+    super_scales,
+    mins,
+    super_mins,
+    out,
+    first,
+    n,
+    k,
+    HALF_BYTES: tl.constexpr,
+    TABLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Each program computes some runs of one token's row. They are the columns of the tiles here."""
+    token = tl.load(token_ids + tl.program_id(0)) - first
+    exists = (token >= 0) & (token < n)
+    run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
+    line = out + tl.program_id(0).to(tl.int64) * k
+    for half in tl.static_range(2):
+        at = run[None, :] * (2 * HALF) + half * HALF + tl.arange(0, HALF)[:, None]
+        within = exists & (run * (2 * HALF) < k)
+        if HALF_BYTES:
+            place = run[None, :] * HALF + tl.arange(0, HALF)[:, None]
+            of_half = tl.load(codes + place.to(tl.int64) * n + token, mask=within[None, :], other=0) >> (4 * half) & 15
+        else:
+            of_half = tl.load(codes + at.to(tl.int64) * n + token, mask=within[None, :], other=0)
+        group = (run * (2 * HALF) + half * HALF) // GROUP
+        scale, least = _load_group(scales, super_scales, mins, super_mins, group, n, token, within, GROUP=GROUP)
+        values = _widen(of_half, scale, least, mins is not None, TABLE, ZERO, out.dtype.element_ty)
+        tl.store(line + at, values, mask=at < k)
+
+
+@triton.jit(do_not_specialize=["rows", "span", "runs"])
+def _coded(
+    x,
+    codes,
+    scales,
+    super_scales,
+    mins,
+    super_mins,
+    bias,
+    residual,
+    out,
+    rows,
+    n,
+    width,
+    k,
+    stride,
+    span,  # runs per part of k
+    runs,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HALF_BYTES: tl.constexpr,
+    TABLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Each program computes one tile of the product over one part of k."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    real = row < rows
+    within = column < n
+    lines = x + row.to(tl.int64)[:, None] * stride
+    product = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for run in range(part * span, tl.minimum(part * span + span, runs)):
+        at = run * (2 * HALF) + tl.arange(0, HALF)
+        low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        high = tl.load(lines + (at + HALF)[None, :], mask=real[:, None] & (at + HALF < k)[None, :], other=0.0)
+        product = add_run(
+            product,
+            low,
+            high,
+            codes,
+            scales,
+            super_scales,
+            mins,
+            super_mins,
+            run,
+            n,
+            column,
+            within,
+            HALF_BYTES=HALF_BYTES,
+            TABLE=TABLE,
+            ZERO=ZERO,
+            GROUP=GROUP,
+            HALF=HALF,
+            PRECISION=PRECISION,
+        )
+    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
