@@ -69,11 +69,11 @@ class AttentionTile {
     one_ = {take(room), take(room), take(room * op.value_dim)};
     words_ = take(words);
     copied_ = reinterpret_cast<Page*>(take(copied));
-    each_row([&](int64_t row) { put_query(row); });
   }
 
   // Computes all segments one after the other, into the output.
   void run() {
+    put_queries();
     if (op_.bidirectional && op_.sinks == nullptr && end_ <= (begin_ / kSegment + 1) * kSegment) {
       attend(begin_ / kSegment, all_);  // nothing to merge: every row sees its own position
       return write(all_);
@@ -90,6 +90,7 @@ class AttentionTile {
 
   // Computes one segment, into a partial result.
   void run(int64_t segment, float* partial) {
+    put_queries();
     attend(segment, one_);
     const int64_t dim = op_.value_dim;
     each_row([&](int64_t row) {
@@ -134,7 +135,11 @@ class AttentionTile {
     }
   }
 
-  // Converts a row's query for its products.
+  // Converts queries for their products.
+  void put_queries() {
+    each_row([&](int64_t row) { put_query(row); });
+  }
+
   void put_query(int64_t row) {
     const int64_t dim = op_.head_dim, from = place(row) * dim;
     const auto* bf16 = static_cast<const uint16_t*>(op_.query) + from;
@@ -230,7 +235,7 @@ class AttentionTile {
 
   void sum_values(int64_t begin, float* sums) {
     const auto* words = reinterpret_cast<const Word*>(weights_ + begin);
-    const Factors<Dot> weights = {words, kRowStride / kWordValues, weight_scales_};
+    const Factors<Dot> weights = {words, kWeightStride<Dot>, weight_scales_};
     if (rows_ < kWideQueries) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
