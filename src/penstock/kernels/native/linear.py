@@ -54,7 +54,7 @@ class NativeLinear:
     ) -> Tensor:
         out = self._session.empty(token_ids, weight.k, dtype=dtype)
         rounded = torch.tensor(scale, dtype=dtype).item()
-        fields = (token_ids.data_ptr(), weight.matrix(), out.data_ptr(), rounded, DTYPES[dtype], first or 0)
+        fields = (token_ids.data_ptr(), weight.matrix, out.data_ptr(), rounded, DTYPES[dtype], first or 0)
         self._session.run(EmbeddingOp(self._session.rows(token_ids), *fields), weight)
         return out
 
@@ -76,7 +76,7 @@ class NativeLinear:
             op = LinearOp(
                 self._session.rows(x),
                 x.data_ptr(),
-                section.matrix(),
+                section.matrix,
                 None if section.bias is None else section.bias.data_ptr(),
                 None if residual is None else residual.data_ptr() + column * residual.itemsize,
                 out.data_ptr() + column * out.itemsize,

@@ -1,6 +1,7 @@
 """Weights packed for the native kernels (see Format in cpp/ops.h)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,7 +47,9 @@ class PackedWeight:
     def sections(self) -> "tuple[PackedWeight, ...]":
         return (self,)
 
+    @cached_property
     def matrix(self) -> Matrix:
+        """What ops read. It is made once: the tensors stay where they are."""
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in self.parts.values())
         return Matrix(*pointers, self.n, self.k, native_format(self.format))
 
