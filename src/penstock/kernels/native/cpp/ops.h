@@ -189,7 +189,8 @@ struct RotationOp {
 //
 // A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is how
 // many elements 4 bytes hold: these are the lines that products read. In i8 pages, block_size floats follow for each
-// head: the tokens' scales. Strides are in elements of the pages.
+// head: the tokens' scales. Their keys are stored as `spread` (isa/math.h) leaves them, since keys have elements far
+// larger than the others; attention spreads its queries likewise. Strides are in elements of the pages.
 struct CacheOp {
   const int64_t* rows;
   const void* qkv;     // [rows][heads + 2 kv_heads][head_dim]

@@ -69,11 +69,11 @@ class AttentionTile {
     one_ = {take(room), take(room), take(room * op.value_dim)};
     words_ = take(words);
     copied_ = reinterpret_cast<Page*>(take(copied));
-    each_row([&](int64_t row) { put_query(row); });
   }
 
   // Computes all segments one after the other, into the output.
   void run() {
+    put_queries();
     if (op_.bidirectional && op_.sinks == nullptr && end_ <= (begin_ / kSegment + 1) * kSegment) {
       attend(begin_ / kSegment, all_);  // nothing to merge: every row sees its own position
       return write(all_);
@@ -90,6 +90,7 @@ class AttentionTile {
 
   // Computes one segment, into a partial result.
   void run(int64_t segment, float* partial) {
+    put_queries();
     attend(segment, one_);
     const int64_t dim = op_.value_dim;
     each_row([&](int64_t row) {
@@ -134,7 +135,11 @@ class AttentionTile {
     }
   }
 
-  // Converts a row's query for its products.
+  // Converts queries for their products.
+  void put_queries() {
+    each_row([&](int64_t row) { put_query(row); });
+  }
+
   void put_query(int64_t row) {
     const int64_t dim = op_.head_dim, from = place(row) * dim;
     const auto* bf16 = static_cast<const uint16_t*>(op_.query) + from;
@@ -143,15 +148,17 @@ class AttentionTile {
       __builtin_memcpy(out, bf16, static_cast<size_t>(dim) * sizeof(Query));
     } else {
       const auto* floats = static_cast<const float*>(op_.query) + from;
-      const auto value = [&](int64_t i) { return op_.dtype == Dtype::f32 ? load(floats + i) : load(bf16 + i); };
       if constexpr (kScaled) {
-        Extent extent;
-        for (int64_t i = 0; i < dim; i += 16) extent.see(value(i));
-        const Quantizer quantizer(extent, dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels);
-        for (int64_t i = 0; i < dim; i += 16) Dot::put(out + i, quantizer(value(i)));
-        query_scales_[row] = quantizer.scale * op_.scale;
+        float* query = words_;  // spread, as the keys of int8 pages are
+        op_.dtype == Dtype::f32 ? spread(floats, dim, query) : spread(bf16, dim, query);
+        const float levels = dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels;
+        const Quantizer quantizer(query, dim, levels);
+        for (int64_t i = 0; i < dim; i += 16) Dot::put(out + i, quantizer(load(query + i)));
+        query_scales_[row] = quantizer.scale * op_.scale / static_cast<float>(spread_order(dim));
       } else {
-        for (int64_t i = 0; i < dim; i += 16) store(out + i, mul(value(i), splat(op_.scale)));
+        for (int64_t i = 0; i < dim; i += 16) {
+          store(out + i, mul(op_.dtype == Dtype::f32 ? load(floats + i) : load(bf16 + i), splat(op_.scale)));
+        }
       }
     }
   }
@@ -228,7 +235,7 @@ class AttentionTile {
 
   void sum_values(int64_t begin, float* sums) {
     const auto* words = reinterpret_cast<const Word*>(weights_ + begin);
-    const Factors<Dot> weights = {words, kRowStride / kWordValues, weight_scales_};
+    const Factors<Dot> weights = {words, kWeightStride<Dot>, weight_scales_};
     if (rows_ < kWideQueries) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
@@ -354,7 +361,7 @@ class AttentionTile {
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
   Page* copied_;          // values of a segment that are its keys
-  float* words_;          // widened lines; with tiles, the last positions' values if fewer than 16
+  float* words_;          // a spread query; widened lines; with tiles, the last positions' values if fewer than 16
   PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;
 };

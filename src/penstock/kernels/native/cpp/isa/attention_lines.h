@@ -85,6 +85,11 @@ struct Factors {
   }
 };
 
+// The stride of rows of weights, in words. Loops get it as a constant: if it is a variable, GCC keeps an offset for each
+// row, and loads those that do not fit in registers again in every step.
+template <class Dot>
+constexpr int64_t kWeightStride = kRowStride / Factors<Dot>::kWordValues;
+
 // Calls f<N>(i) for [i, end), N or N - 1 at a time, to leave as few as possible at the end.
 template <int N, class F>
 inline void in_groups(int64_t i, int64_t end, const F& f) {
@@ -198,7 +203,7 @@ template <int M, int N, class Dot>
       ahead[n] = runs.ahead[run] + (column + n * 16) * 4;
     }
     const int64_t steps = Dot::kInteger ? kPositions / Dot::kLineValues : runs.steps[run];
-    dot_pages<Dot, M, N>(words, weights.stride, lines, ahead, runs.line_stride, steps, tile);
+    dot_pages<Dot, M, N>(words, kWeightStride<Dot>, lines, ahead, runs.line_stride, steps, tile);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -358,7 +363,7 @@ void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>
     in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {
       typename Dot::Vector tile[M][N];
       clear(tile, Dot::zero());
-      dot<Wide, M, N>(weights.from(row).words, weights.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
+      dot<Wide, M, N>(weights.from(row).words, kWeightStride<Dot>, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
                       most * kLineBytes, steps, tile);
       for (int m = 0; m < M; ++m) {
         for (int n = 0; n < N; ++n) {

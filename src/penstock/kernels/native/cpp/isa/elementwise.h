@@ -247,9 +247,10 @@ inline const int8_t* quantized(const T* x, int64_t at, const CacheOp& op, int8_t
 template <class T, class Page>
 void cache_as(Worker& worker, const CacheOp& op) {
   const int64_t dim = op.head_dim, all = op.heads + 2 * op.kv_heads;
-  auto* scratch = reinterpret_cast<float*>(worker.own(3 * (dim + 16) * sizeof(float)));
+  auto* scratch = reinterpret_cast<float*>(worker.own(4 * (dim + 16) * sizeof(float)));
   T* key = reinterpret_cast<T*>(scratch + dim + 16);
   [[maybe_unused]] auto* bytes = reinterpret_cast<int8_t*>(scratch + 2 * (dim + 16));
+  [[maybe_unused]] float* spread_key = scratch + 3 * (dim + 16);
   // Neighbouring tokens of a prompt share lines of a page, so a thread takes as many tokens as a line has.
   const int64_t share = *op.rows / (4 * worker.count()), grain = share < 1 ? 1 : share < 16 ? share : 16;
   worker.for_each(*op.rows, grain, [&](int64_t begin, int64_t end) {
@@ -281,7 +282,8 @@ void cache_as(Worker& worker, const CacheOp& op) {
         Page* keys = static_cast<Page*>(op.keys) + page + head * op.head_stride;
         Page* values = static_cast<Page*>(op.values) + page + head * op.head_stride;
         if constexpr (sizeof(Page) == 1) {
-          put_key(quantized(key, at, op, bytes, keys), dim, at, op.block_size, keys);
+          spread(key, dim, spread_key);
+          put_key(quantized(spread_key, at, op, bytes, keys), dim, at, op.block_size, keys);
           put_value(quantized(value, at, op, bytes, values), at, op, values);
         } else {
           put_key(key, dim, at, op.block_size, keys);

@@ -167,6 +167,73 @@ struct Quantizer {
   }
 };
 
+// The order of the Hadamard matrix that `spread` multiplies by: the largest power of two that divides `count`.
+inline int64_t spread_order(int64_t count) { return count & -count; }
+
+// The signs of x in the sums of lanes i and i ^ kBit.
+template <unsigned kBit>
+struct LaneSigns {
+  float signs[16];
+  constexpr LaneSigns() : signs() {
+    for (unsigned i = 0; i < 16; ++i) signs[i] = (i & kBit) == 0 ? 1.0f : -1.0f;
+  }
+};
+template <unsigned kBit>
+inline constexpr LaneSigns<kBit> kLaneSigns;
+
+// Lanes i and i ^ kBit become their sum and their difference.
+template <unsigned kBit>
+inline F16 butterfly(F16 x) {
+  return fma(x, load(kLaneSigns<kBit>.signs), exchange<kBit>(x));
+}
+
+inline void butterfly(F16& a, F16& b) {
+  const F16 first = a;
+  a = add(first, b);
+  b = sub(first, b);
+}
+
+// `spread` for pieces of `size`, a power of two up to 16 N: N vectors stay in registers.
+template <int N, class T>
+inline void spread_pieces(const T* x, int64_t count, int64_t size, float* out) {
+  if constexpr (N > 1) {
+    if (size < 16 * N) return spread_pieces<N / 2>(x, count, size, out);
+  }
+  for (int64_t i = 0; i < count; i += size) {
+    F16 v[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) v[n] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(x + i + n * 16)))));
+#pragma GCC unroll 16
+    for (int half = 1; half < N; half *= 2) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        if ((n & half) == 0) butterfly(v[n], v[n + half]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) store(out + i + n * 16, v[n]);
+  }
+}
+
+// Multiplies pieces of x [count], a multiple of 16, by a Hadamard matrix of +1 and -1 (Sylvester's), so that a large
+// element is spread over its piece. Products of two rows become spread_order(count) times as large.
+template <class T>
+void spread(const T* x, int64_t count, float* out) {
+  const int64_t order = spread_order(count);
+  int64_t size = order < 16 * kSums ? order : 16 * kSums;
+  spread_pieces<kSums>(x, count, size, out);
+  for (; size < order; size *= 2) {
+    for (int64_t begin = 0; begin < count; begin += 2 * size) {
+      for (int64_t i = begin; i < begin + size; i += 16) {
+        F16 a = load(out + i), b = load(out + i + size);
+        butterfly(a, b);
+        store(out + i, a);
+        store(out + i + size, b);
+      }
+    }
+  }
+}
+
 // Calls f<M>() with the largest M that is at most `rows`.
 template <int M, class F>
 inline void for_rows(int64_t rows, const F& f) {

@@ -69,6 +69,14 @@ inline F16 where_greater(F16 a, F16 b, F16 x) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), x.low),
           _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), x.high)};
 }
+// Lane i gets the value of lane i ^ kBit.
+template <unsigned kBit>
+inline F16 exchange(F16 x) {
+  if constexpr (kBit == 8) return {x.high, x.low};
+  if constexpr (kBit == 4) return {_mm256_permute2f128_ps(x.low, x.low, 1), _mm256_permute2f128_ps(x.high, x.high, 1)};
+  constexpr int kOrder = kBit == 2 ? 0x4e : 0xb1;
+  return {_mm256_permute_ps(x.low, kOrder), _mm256_permute_ps(x.high, kOrder)};
+}
 // a: the lower halves of both; b: the upper halves of both.
 inline void transpose_halves(F16& a, F16& b) {
   const __m256 upper = a.high;

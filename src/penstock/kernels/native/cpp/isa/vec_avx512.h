@@ -46,6 +46,12 @@ inline F16 to_exponent(F16 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm
 inline F16 where_greater(F16 a, F16 b, F16 x) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), zero_f(), x);
 }
+// Lane i gets the value of lane i ^ kBit.
+template <unsigned kBit>
+inline F16 exchange(F16 x) {
+  if constexpr (kBit >= 4) return _mm512_shuffle_f32x4(x, x, kBit == 8 ? 0x4e : 0xb1);
+  return _mm512_permute_ps(x, kBit == 2 ? 0x4e : 0xb1);
+}
 // a: the lower halves of both; b: the upper halves of both.
 inline void transpose_halves(F16& a, F16& b) {
   const F16 lower = _mm512_shuffle_f32x4(a, b, 0x44);
