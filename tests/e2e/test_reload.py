@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -116,13 +116,18 @@ def fingerprint(server: Server) -> str:
 class Answer:
     """A completion: its text and the versions that its events name."""
 
-    def __init__(self, server: Server, prompt: str, max_tokens: int) -> None:
+    def __init__(self, server: Server, prompt: str, max_tokens: int, begun: Callable[[], None] = lambda: None) -> None:
+        """Calls `begun` when the stream has."""
         body = {"model": "ours", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         body |= {"stream": True, "temperature": 0.8}
         self.text, self.versions = "", set[str]()
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
             assert answer.status_code == 200, answer.read()
-            lines = [line for line in answer.iter_lines() if line]
+            lines = []
+            for line in filter(None, answer.iter_lines()):
+                if not lines:
+                    begun()
+                lines.append(line)
         assert lines[-1] == "data: [DONE]"
         for line in lines[:-1]:
             event = json.loads(line[6:])
@@ -148,23 +153,22 @@ class Load:
     """Open streams, and short requests one after another, from before a reload until after it."""
 
     def __init__(self, server: Server, long: int, short: int, streams: int = STREAMS) -> None:
-        """Begins when so many `streams` run at once."""
+        """Begins when so many `streams` have begun."""
         self.long: list[Answer | None] = [None] * STREAMS
         self.short: list[tuple[int, Answer]] = []
         self.failures: list[str] = []
         self._server, self._sizes, self._streams, self._stop = server, (long, short), streams, threading.Event()
+        self._begun = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._stream, args=(i,)) for i in range(STREAMS)]
         self._threads += [threading.Thread(target=self._ask, args=(start,)) for start in (0, 7)]
 
     def __enter__(self) -> "Load":
         for thread in self._threads:
             thread.start()
-        try:
-            wait_for(lambda: running(self._server) >= self._streams, PATIENCE, "the streams to run")
-        except AssertionError:
-            self.__exit__()
-            raise
-        return self
+        if all(self._begun.acquire(timeout=PATIENCE) for _ in range(self._streams)):
+            return self
+        self.__exit__()
+        raise AssertionError(f"not all streams began: {self.failures}")
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -173,7 +177,7 @@ class Load:
 
     def _stream(self, i: int) -> None:
         try:
-            self.long[i] = Answer(self._server, PROMPTS[i], self._sizes[0])
+            self.long[i] = Answer(self._server, PROMPTS[i], self._sizes[0], self._begun.release)
         except Exception as error:
             self.failures.append(repr(error))
 
@@ -185,10 +189,6 @@ class Load:
                 self.short.append((i, Answer(self._server, PROMPTS[i], self._sizes[1])))
             except Exception as error:
                 self.failures.append(repr(error))
-
-
-def running(server: Server) -> float:
-    return gauge(server.get("/metrics").text, "penstock_num_requests_running")
 
 
 def assert_waits_for_the_version_before(server: Server, load: Load) -> None:

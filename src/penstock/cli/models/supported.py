@@ -45,13 +45,13 @@ Two limits depend on the length of the context:
 
 Penstock also serves decoders that are not in the table, with the code of the transformers package:
 
-<!-- not run: changes the machine -->
-
     pip install 'penstock[transformers]'
 
-It replaces one part of transformers: attention is Penstock's, with its paged KV cache. So these models have continuous
-batching, chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than
-the models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so.
+It replaces two parts of transformers: attention is Penstock's, with its paged KV cache, and so are the products of plain
+linear modules. So these models have continuous batching, chunked prompts, the prefix cache, grammars and all wires like
+any other. They are slower than the models of the table, and need transformers' memory and seconds at the start; `plan`
+and the start say so. Eight sequences take a half to a third of the time that they take in `transformers.generate`
+(measured by `benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
   values: Apertus, Arcee, dots.llm1, ERNIE 4.5, EXAONE 4, Granite MoE, Helium, Hunyuan, MiniMax M2, Nemotron,
@@ -63,7 +63,7 @@ the models of the table, and need transformers' memory and seconds at the start;
   old versions of transformers);
   linear and chunked attention, latents of other families, states, masks of their own; arguments of attention that ours
   does not have; rope of the types dynamic and longrope, whose frequencies depend on the batch.
-- **Rounding**: torch's products may round differently in other batches. If two tokens score almost the same, either
+- **Rounding**: what torch computes may round differently in other batches. If two tokens score almost the same, either
   may be chosen, which the models of the table exclude on a CPU.
 - **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
 - **Not yet**: GPUs, quantisation, ranks, speculation, GGUF.
