@@ -168,6 +168,16 @@ def test_no_code_is_run_from_data(path: Path) -> None:
             )
 
 
+def test_files_and_folders_are_small() -> None:
+    """At most 400 lines in a file, and 20 files side by side."""
+    files = [path for kind in ("py", "cpp", "h", "js", "css") for path in SOURCE.rglob(f"*.{kind}")]
+    own = [path for path in files if not path.name.endswith(".min.js") and "vendor" not in path.parts]
+    lengths = {str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines()) for path in own}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+    folders = Counter(str(path.parent.relative_to(SOURCE)) for path in own)
+    assert {folder: count for folder, count in folders.items() if count > 20} == {}
+
+
 def test_the_name_of_a_class_has_one_meaning() -> None:
     bodies = (ast.parse(path.read_text(encoding="utf-8")).body for path in FILES)
     names = Counter(node.name.lstrip("_") for body in bodies for node in body if isinstance(node, ast.ClassDef))

@@ -1,0 +1,51 @@
+"""What is noted of a response while it is sent."""
+
+from collections.abc import Awaitable
+
+from penstock.frontend.http.asgi import Headers, Message, Send
+from penstock.frontend.http.buffers import SMALL_ANSWER, HeldBytes
+
+
+class ResponseTracker:
+    """Adds headers to a response, and tracks its status, whether it is complete, and whether its client reads it."""
+
+    __slots__ = ("_headers", "_lasting", "_send", "_unread", "complete", "status")
+
+    def __init__(self, send: Send, headers: Headers, unread: HeldBytes, *, lasting: bool) -> None:
+        """`lasting`: what was sent is still in memory, and the caller releases `unread`."""
+        self._lasting = lasting
+        self._send = send
+        self._headers = headers
+        self._unread = unread
+        self.status: int | None = None
+        self.complete = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if len(message.get("body", b"")) > SMALL_ANSWER:
+            return self._send_large(message)
+        if message.get("more_body", False):
+            return self._send(message)  # a part of the body
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), *self._headers]
+            if all(name != b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))  # a cache may not treat x-api-key as a secret
+            message["headers"] = headers
+        elif message["type"] == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", ()), *self._headers]
+        else:
+            self.complete = True
+        return self._send(message)
+
+    async def _send_large(self, message: Message) -> None:
+        """Returns when the client has read the body, or has not within `write_timeout`. So the request is in flight,
+        and its bytes count, as long as they are in memory. Raises APIError 429."""
+        body: bytes = message["body"]
+        more: bool = message.get("more_body", False)
+        self._unread.become(len(body))
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self.complete = not more
+        await self._send({"type": "http.response.body", "body": b"", "more_body": more})  # waits for the client
+        if not self._lasting:
+            self._unread.release()
