@@ -19,6 +19,7 @@ from tests.e2e.terminal import without_waiting
 from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--threads", "1")  # others compute here as well
+FLAGS += ("--speculation", "off")  # drafts of what was said before would end streams too soon
 ERROR = 'data: {"error":'  # how an event begins that is one; a model may well write the word
 
 
