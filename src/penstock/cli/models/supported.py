@@ -50,7 +50,7 @@ Penstock also serves decoders that are not in the table, with the code of the tr
 It replaces two parts of transformers: attention is Penstock's, with its paged KV cache, and so are the products of
 plain linear modules. So these models have continuous batching, chunked prompts, the prefix cache, grammars and all
 wires like any other. They are slower than the models of the table, and need transformers' memory and seconds at the
-start; `plan` and the start say so. Eight sequences take a half to a third of the time that they take in
+start; `plan` and the start say so. Eight sequences take a third to a half of the time that they take in
 `transformers.generate` (measured by `benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
