@@ -1,5 +1,5 @@
-"""GET /openapi.json: describes every route. Schemas of bodies are made from the types that decode them, schemas
-of answers from the shapes in the wires' modules `answers`."""
+"""GET /openapi.json: describes every route. Schemas of bodies are made from the types that decode them, schemas of
+answers from the shapes in each wire's `answers.py`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -101,6 +101,32 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
         first = paths.setdefault(path, {}).setdefault(route.method.lower(), fields)
         if first is not fields:
             _add_answers(first["responses"]["200"]["content"], fields["responses"]["200"].get("content", {}))
+    _add_own(paths)
+    text = orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Penstock", "version": __version__, "description": "LLM inference server"},
+            "paths": paths,
+            "security": [{"key": []}, {}],
+            "components": {
+                "schemas": {
+                    **{name: dict(schema) for name, schema in components.items()},
+                    **answers,
+                    **{name: json_schema(shape) for name, shape in _ERRORS.items()},
+                },
+                "securitySchemes": {
+                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
+                    "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
+                },
+            },
+        }
+    )
+    # msgspec names by their modules those of several wires that have one name: tgi.Parameters and kserve.Parameters.
+    return re.sub(rb"penstock\.frontend\.(\w+)\.\w+\.", rb"\1.", text)
+
+
+def _add_own(paths: dict[str, dict[str, Any]]) -> None:
+    """Adds the routes that are no wire's: probes, and those of the operator."""
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         content = {kind: {"schema": json_schema(_PROBED.get(path, {"status": str}))}}
@@ -129,27 +155,6 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 **({"parameters": [_in_query("drain_first", {"type": "boolean"})]} if path == "/reload" else {}),
             }
         }
-    text = orjson.dumps(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Penstock", "version": __version__, "description": "LLM inference server"},
-            "paths": paths,
-            "security": [{"key": []}, {}],
-            "components": {
-                "schemas": {
-                    **{name: dict(schema) for name, schema in components.items()},
-                    **answers,
-                    **{name: json_schema(shape) for name, shape in _ERRORS.items()},
-                },
-                "securitySchemes": {
-                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
-                    "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
-                },
-            },
-        }
-    )
-    # msgspec names by their modules those of several wires that have one name: tgi.Parameters and kserve.Parameters.
-    return re.sub(rb"penstock\.frontend\.(\w+)\.\w+\.", rb"\1.", text)
 
 
 def _operation(wire: Wire, route: WireRoute) -> Operation:

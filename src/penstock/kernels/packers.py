@@ -12,7 +12,7 @@ from penstock.config.weights import DeviceScheme, WeightFormat, device_format
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
-from penstock.kernels.native.packer import NativePacking
+from penstock.kernels.native.packer import NativePacking, section_at
 from penstock.kernels.native_limits import unsupported_quantization
 from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
@@ -140,26 +140,17 @@ class DeviceSections:
         self._sections = sections
 
     def put(self, start: int, rows: Tensor) -> None:
-        packer, first = self._at(start)
+        packer, first = section_at(self._sections, start)
         packer.put(first, rows)
 
     def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
-        packer, first = self._at(start)
+        packer, first = section_at(self._sections, start)
         assert isinstance(packer, CodePacker)
         packer.put_stored(first, rows, stored)
 
     def finish(self) -> JoinedWeight:
         finished = (packer.finish() for _, packer in self._sections)
         return JoinedWeight(tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in finished))
-
-    def _at(self, start: int) -> tuple[Packer, int]:
-        """The packer of a row, and the row's number there."""
-        first = start
-        for rows, packer in self._sections:
-            if 0 <= first < rows:
-                return packer, first
-            first -= rows
-        raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
 
 
 class CannotQuantize(ValueError):

@@ -1,4 +1,4 @@
-"""What is noted of a response while it is sent."""
+"""Follows a response while it is sent."""
 
 from collections.abc import Awaitable
 

@@ -40,7 +40,7 @@ RESPONSE = {
     "usage": _USAGE,
     "error": None,
     "incomplete_details": ({"reason": "max_output_tokens"}, None),
-    # what the request had
+    # the request's own parameters, repeated
     **dict.fromkeys(("instructions", "previous_response_id", "user"), (str, None)),
     **dict.fromkeys(("background", "parallel_tool_calls", "store"), bool),
     **dict.fromkeys(("temperature", "top_p"), float),

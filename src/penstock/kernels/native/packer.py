@@ -1,7 +1,7 @@
 """Packs a weight while it is read: by rows, in any order, from several threads. Torch is imported only by `finish`."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat, cpu_format
 from penstock.kernels.native.layout import Layout, native_format
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STORED = ("F32", "BF16", "F16", *GGUF_FORMATS)  # element types in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 _NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
+
+P = TypeVar("P")
 
 
 class NativePacker:
@@ -81,15 +83,15 @@ class SectionPacker:
         self._sections = sections
 
     def put(self, start: int, rows: "Tensor") -> None:
-        packer, first = self._at(start)
+        packer, first = section_at(self._sections, start)
         packer.put(first, rows)
 
     def put_stored(self, start: int, rows: "Tensor", stored: str) -> None:
-        packer, first = self._at(start)
+        packer, first = section_at(self._sections, start)
         packer.put_stored(first, rows, stored)
 
     def jobs(self, start: int, count: int, stored: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
-        packer, first = self._at(start)
+        packer, first = section_at(self._sections, start)
         return packer.jobs(first, count, stored, row_stride)
 
     def finish(self) -> "SectionedWeight":
@@ -97,14 +99,15 @@ class SectionPacker:
 
         return SectionedWeight(tuple(packer.finish() for _, packer in self._sections))
 
-    def _at(self, start: int) -> tuple[NativePacker, int]:
-        """The packer of a row, and the row's number there."""
-        first = start
-        for rows, packer in self._sections:
-            if 0 <= first < rows:
-                return packer, first
-            first -= rows
-        raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
+
+def section_at(sections: Sequence[tuple[int, P]], start: int) -> tuple[P, int]:
+    """The packer of a row, and the row's number there. `sections` are (rows, packer), from the first row on."""
+    first = start
+    for rows, packer in sections:
+        if 0 <= first < rows:
+            return packer, first
+        first -= rows
+    raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
 
 
 class NativePacking:

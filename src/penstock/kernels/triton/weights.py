@@ -1,8 +1,8 @@
 """Quantised weights for a GPU's products, and their packing in plain torch, on any device.
 
-Of floats, values are symmetric around 0 and rounded to the nearest. int8 and fp8 (e4m3) have a scale per output column,
-int4 one (fp16) per group of values along k. The codes of a GGUF file stay as they are, with the scales and minima of
-their groups (see WeightFormat and repack.py). Layouts:
+When floats are quantised, the codes are symmetric around 0 and rounded to the nearest. int8 and fp8 (e4m3) have a scale
+per output column, int4 one (fp16) per group of values along k. The codes of a GGUF file stay as they are, with the
+scales and minima of their groups (see WeightFormat and repack.py). Layouts:
 
 - int8 and fp8: [n, k], as in a checkpoint. Tensor cores read both operands with k contiguous.
 - codes, int4 among them: one byte, or half of one, for each value: [padded k, n] or [padded k / 2, n]. Neighbouring

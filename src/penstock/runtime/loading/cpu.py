@@ -70,8 +70,6 @@ def load_cpu_runner(
     # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin
     # this thread, and threads that it starts later inherit that: the weights' and the mesh's threads must run before.
     mesh = join_mesh(config, spec, place, rendezvous)
-    if not spec.packed:  # torch's threads compute, and must start before this one is pinned
-        torch.zeros(1 << 20).add_(1)
     kernels = select_kernels(platform, needs)
     if kernels.session:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
