@@ -16,12 +16,12 @@ from penstock.weights.packaged import EMBEDDED
 from tests.chaos.engine import FIRED
 from tests.chaos.server import PROBE, samples
 from tests.e2e.server import Server, gauge, serving
-from tests.engine.processes import children
+from tests.engine.processes import children, command_line
 
 FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "64MiB")
 BACK_SECONDS = 2.0  # in which blocks, files and tasks must be back to start
 SETTLE_SECONDS = 20.0  # for requests to end on a busy machine, before these seconds begin
-_ENGINES = (b"tests.chaos.engine", b"penstock.engine.process")
+_ENGINES = ("tests.chaos.engine", "penstock.engine.process")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -61,10 +61,8 @@ class Place:
     def engine_pid(self) -> int:
         """The engine's process. The server may have another child, which checks grammars."""
         for child in children(self.server.process.pid):
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{child}/cmdline").read_bytes()
-                if any(engine in line for engine in _ENGINES):
-                    return child
+            if any(engine in command_line(child) for engine in _ENGINES):
+                return child
         raise Failed("the server has no engine")
 
     def resident(self, *, engine: bool = True) -> int:

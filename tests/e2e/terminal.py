@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from tests.e2e.bound import bound
@@ -74,6 +75,17 @@ class Terminal:
 
     def wait(self) -> int:
         return self.process.wait(60)
+
+    def hold(self, key: str) -> int:
+        """Presses a key again and again until the command ends. Returns its status; `raw` is then all of its output."""
+        while self.process.poll() is None:
+            with suppress(OSError):  # the other end is closed
+                self.press(key)
+            time.sleep(0.001)
+        with suppress(OSError):
+            while more := os.read(self._ours, 65536):
+                self.raw += more.decode(errors="replace")
+        return self.process.wait()
 
     def __enter__(self) -> "Terminal":
         return self

@@ -1,6 +1,5 @@
 """A reload under load, of a real server: no request fails, and every answer is of one version from end to end."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ import pytest
 
 from penstock.weights.packaged import embedded_model
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
-from tests.engine.processes import children
+from tests.engine.processes import children, command_line
 
 # Without speculation: drafts from the same answers before would end the streams before all of them run at once.
 FLAGS = ("--seed", "7", "--speculation", "off")
@@ -57,12 +56,7 @@ class Site:
     @property
     def api_processes(self) -> list[int]:
         """Of a server that has several."""
-        found = []
-        for pid in children(self.server.process.pid):
-            with contextlib.suppress(FileNotFoundError):  # a process that has just ended
-                if b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
+        return [pid for pid in children(self.server.process.pid) if "api_process" in command_line(pid)]
 
 
 def another_version(folder: Path) -> Path:

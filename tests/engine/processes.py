@@ -22,6 +22,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> str:
+    """What a process was started with, a space between words; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").rstrip()
+    return ""
+
+
 def _stat(pid: int) -> list[str]:
     """State, parent and more; what comes before, the name, may contain anything."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

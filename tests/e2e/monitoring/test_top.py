@@ -53,6 +53,14 @@ def test_live_until_ctrl_c(server: Server, tmp_path: Path) -> None:
     assert "Traceback" not in terminal.raw
 
 
+def test_an_impatient_user_gets_the_shells_screen_back(server: Server, tmp_path: Path) -> None:
+    with Terminal("top", server.url, "--interval", "0.2", state=str(tmp_path)) as terminal:
+        terminal.until("tokens/s")
+        assert terminal.hold(CTRL_C) == 0
+    shown, switched, after = terminal.raw.rpartition("\x1b[?1049l")
+    assert switched and "\x1b[?1049h" in shown and "tokens/s" not in after
+
+
 def test_live_waits_for_a_server_that_went_away(tmp_path: Path) -> None:
     answers = Answers()
     thread = threading.Thread(target=answers.server.serve_forever, daemon=True)

@@ -6,13 +6,12 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
-from tests.engine.processes import alive, children
+from tests.engine.processes import alive, children, command_line
 
 STREAMS, TOKENS = 50, 120
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
@@ -27,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def api_pids(server: Server) -> list[int]:
-    return [pid for pid in children(server.process.pid) if b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children(server.process.pid) if "api_process" in command_line(pid)]
 
 
 def engine_pid(server: Server) -> int:

@@ -16,7 +16,7 @@ from penstock.engine.link.engine_child import IMPORT_RUNTIME, EngineChild, one_r
 from penstock.engine.link.ipc import connect
 from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
-from tests.engine.processes import alive, children
+from tests.engine.processes import alive, children, command_line
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
 from tests.schedule.simulated import request
 
@@ -109,19 +109,14 @@ async def test_only_an_engine_of_one_rank_imports_torch_early(
         try:
 
             def started() -> bool:
-                return any(b"penstock.engine.process" in words(pid) for pid in children(process.pid))
+                return any("penstock.engine.process" in command_line(pid) for pid in children(process.pid))
 
             await until(started, "the engine process", 30)
             (engine,) = children(process.pid)
-            assert (IMPORT_RUNTIME.encode() in words(engine)) is early
+            assert (IMPORT_RUNTIME in command_line(engine)) is early
         finally:
             process.kill()
     await until(lambda: not alive(engine), "the engine to end with its parent", 30)
-
-
-def words(pid: int) -> list[bytes]:
-    """The command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 @pytest.mark.parametrize("imports", ["nothing yet", "libtorch"])

@@ -1,14 +1,16 @@
 """Implements `penstock top`."""
 
+import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.cli.top.scrape import NoServer, Scrape, scrape, server_url
 from penstock.config.texts import checked_flag
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
 
 WINDOW = 10.0  # seconds that the current figures are about
 
@@ -28,10 +30,7 @@ def top(url: str, once: bool, interval: float, api_key: str | None) -> None:
         time.sleep(interval)
         console.print(screen(address, scrape(address, api_key), first))
         return
-    try:
-        _watch(address, api_key, interval, first, console)
-    except KeyboardInterrupt:
-        pass
+    _watch(address, api_key, interval, first, console)
 
 
 def _watch(url: str, api_key: str | None, interval: float, first: Scrape, console: "Console") -> None:
@@ -39,17 +38,33 @@ def _watch(url: str, api_key: str | None, interval: float, first: Scrape, consol
 
     from penstock.cli.top.screen import screen
 
+    # Ctrl-C is held back while the terminal's screen is switched, both ways: it would leave the wrong one.
+    _hold_ctrl_c(True)
+    with Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            _hold_ctrl_c(False)
+            _update(live, url, api_key, interval, first)
+        except KeyboardInterrupt:
+            _hold_ctrl_c(True)  # until this process ends
+
+
+def _update(live: "Live", url: str, api_key: str | None, interval: float, first: Scrape) -> NoReturn:
+    from penstock.cli.top.screen import screen
+
     seen = deque([first])
     trouble = ""
-    with Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            try:
-                seen.append(scrape(url, api_key))
-                trouble = ""
-            except NoServer as error:
-                trouble = f"{error} Trying again."
-            while len(seen) > 2 and seen[-1].moment - seen[1].moment >= WINDOW:
-                seen.popleft()
-            before = seen[0] if len(seen) > 1 else None
-            live.update(screen(url, seen[-1], before, trouble), refresh=True)
+    while True:
+        time.sleep(interval)
+        try:
+            seen.append(scrape(url, api_key))
+            trouble = ""
+        except NoServer as error:
+            trouble = f"{error} Trying again."
+        while len(seen) > 2 and seen[-1].moment - seen[1].moment >= WINDOW:
+            seen.popleft()
+        before = seen[0] if len(seen) > 1 else None
+        live.update(screen(url, seen[-1], before, trouble), refresh=True)
+
+
+def _hold_ctrl_c(held: bool) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, {signal.SIGINT})
