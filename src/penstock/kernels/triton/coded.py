@@ -76,10 +76,19 @@ def constants(weight: CodedWeight) -> dict[str, Any]:
 
 
 @triton.jit
+def load_run(lines, run, real, k, HALF: tl.constexpr):
+    """x of a run's two halves, [rows, HALF] each. `lines` are where the rows of x begin, `real` those that exist."""
+    at = run * (2 * HALF) + tl.arange(0, HALF)
+    low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+    high = tl.load(lines + (at + HALF)[None, :], mask=real[:, None] & (at + HALF < k)[None, :], other=0.0)
+    return low, high
+
+
+@triton.jit
 def add_run(
     sums,
-    low,  # x of the run's first half: [rows, HALF]
-    high,  # and of its second half
+    low,  # see load_run
+    high,
     codes,
     scales,
     super_scales,
@@ -228,9 +237,7 @@ def _coded(
     lines = x + row.to(tl.int64)[:, None] * stride
     product = tl.zeros([ROWS, COLUMNS], tl.float32)
     for run in range(part * span, tl.minimum(part * span + span, runs)):
-        at = run * (2 * HALF) + tl.arange(0, HALF)
-        low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
-        high = tl.load(lines + (at + HALF)[None, :], mask=real[:, None] & (at + HALF < k)[None, :], other=0.0)
+        low, high = load_run(lines, run, real, k, HALF)
         product = add_run(
             product,
             low,

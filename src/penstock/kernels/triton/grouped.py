@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.coded import add_run, columns_of, constants
+from penstock.kernels.triton.coded import add_run, columns_of, constants, load_run
 from penstock.kernels.triton.gate import activate
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import SortedAssignments
@@ -211,9 +211,7 @@ def _grouped_codes(
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for run in range(runs):
-        at = run * (2 * HALF) + tl.arange(0, HALF)
-        low = tl.load(lines + at[None, :], mask=row_exists[:, None] & (at < k)[None, :], other=0.0)
-        high = tl.load(lines + (at + HALF)[None, :], mask=row_exists[:, None] & (at + HALF < k)[None, :], other=0.0)
+        low, high = load_run(lines, run, row_exists, k, HALF)
         for half in tl.static_range(2 if ACTIVATION != "" else 1):
             total = add_run(
                 up_sums if half else sums,
