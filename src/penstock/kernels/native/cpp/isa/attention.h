@@ -49,10 +49,12 @@ class AttentionTile {
     runs_.key_stride = op.block_size * 4;
     runs_.dim = dim;
     runs_.value_dim = op.value_dim;
+    runs_.copied = nullptr;
     stride_ = kTiles ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
     const int64_t words = kTiles ? 8 * dim : widened_words(dim);
-    const int64_t copied = op.values == nullptr ? kSegment * op.value_dim * static_cast<int64_t>(sizeof(Page)) / 4 : 0;
+    const int64_t copied =
+        op.values == nullptr ? copied_runs() * kPositions * op.value_dim * static_cast<int64_t>(sizeof(Page)) / 4 : 0;
     const int64_t needed = room * (dim + 2 * op.value_dim + 2 * kRowStride) + 6 * (room + 15) + words + copied + 15;
     auto* memory = reinterpret_cast<float*>(worker.own(needed * sizeof(float)));
     const auto take = [&](int64_t floats) {
@@ -183,18 +185,24 @@ class AttentionTile {
                                   scales(values)};
     }
     if constexpr (!kScaled) {
-      if (op_.values == nullptr) copy_keys();
+      if (op_.values == nullptr) place_copies();
     }
   }
 
-  // Makes the values of the runs, of one head, from their keys.
-  void copy_keys() {
+  // Gives the runs memory for their values. With few rows, sum_lines fills it, some runs at a time: a segment's keys and
+  // all of its values would not fit in the L2 cache.
+  void place_copies() {
+    runs_.copied = few_rows() ? copied_ : nullptr;
     for (int64_t i = 0; i < runs_.count; ++i) {
-      Page* values = copied_ + i * kPositions * op_.value_dim;
-      keys_as_values(runs_.all[i].keys, runs_.key_stride, op_.value_dim, values);
-      runs_.all[i].values = values;
+      runs_.all[i].values = copied_ + i % copied_runs() * kPositions * op_.value_dim;
     }
+    if (!few_rows()) copy_keys(runs_, 0, runs_.count, copied_);
   }
+
+  bool few_rows() const { return !kTiles && rows_ < kWideQueries; }
+
+  // Runs whose values are copied together, if they are the keys' first values.
+  int64_t copied_runs() const { return few_rows() ? kRunsTogether : kSegment / kPositions; }
 
   // Begins the results of all segments: with nothing, or with the sink, whose value is zero.
   void start() {
@@ -225,7 +233,7 @@ class AttentionTile {
 
   void score(int64_t begin) {
     const Factors<Dot> query = {reinterpret_cast<const Word*>(query_), op_.head_dim / kWordValues, query_scales_};
-    if (rows_ < kWideQueries) return score_lines(query, rows_, runs_, scores_ + begin);
+    if (few_rows()) return score_lines(query, rows_, runs_, scores_ + begin);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_),
@@ -236,7 +244,7 @@ class AttentionTile {
   void sum_values(int64_t begin, float* sums) {
     const auto* words = reinterpret_cast<const Word*>(weights_ + begin);
     const Factors<Dot> weights = {words, kWeightStride<Dot>, weight_scales_};
-    if (rows_ < kWideQueries) return sum_lines(weights, rows_, runs_, sums);
+    if (few_rows()) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), sums + row * op_.value_dim);
@@ -360,7 +368,7 @@ class AttentionTile {
   Weight* weights_;       // [rows][kRowStride]; floats replace the scores
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
-  Page* copied_;          // values of a segment that are its keys
+  Page* copied_;          // values that are the keys' first values
   float* words_;          // a spread query; widened lines; with tiles, the last positions' values if fewer than 16
   PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;

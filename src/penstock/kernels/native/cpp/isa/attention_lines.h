@@ -49,6 +49,7 @@ struct PageRuns {
   int64_t heads, head_stride;  // the number of KV heads, and their stride in elements
   int64_t key_stride;          // of lines, in bytes
   int64_t dim, value_dim;
+  Page* copied;  // memory for the values of kRunsTogether runs, to be copied from their keys; nullptr: they are in place
 
   const uint8_t* keys(int64_t run, int64_t head) const { return bytes(all[run].keys, head); }
   const uint8_t* values(int64_t run, int64_t head) const { return bytes(all[run].values, head); }
@@ -250,6 +251,14 @@ inline void keys_as_values(const uint16_t* keys, int64_t stride, int64_t dim, ui
   for (int64_t i = 0; i < dim; i += 16, keys += 8 * (stride / 2)) transpose_pairs(keys, stride, out + i * 2, dim * 4);
 }
 
+// Stores the first values of some runs' keys, of one head, as their values.
+template <class Page>
+void copy_keys(const PageRuns<Page>& runs, int64_t first, int64_t end, Page* out) {
+  for (int64_t run = first; run < end; ++run, out += kPositions * runs.value_dim) {
+    keys_as_values(runs.all[run].keys, runs.key_stride, runs.value_dim, out);
+  }
+}
+
 // Scores [heads][rows][kRowStride] of queries [heads][rows] at all runs. Heads lie side by side in a page, so they are
 // read together.
 template <class Page, class Dot>
@@ -272,6 +281,10 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
   auto* totals = reinterpret_cast<Sum<Dot>*>(sums);
   for (int64_t i = 0; i < runs.heads * rows * dim; i += 16) store(totals + i, Dot::zero());
   for (int64_t first = 0; first < runs.count; first += kRunsTogether) {
+    if constexpr (!Dot::kInteger) {
+      const int64_t end = first + kRunsTogether < runs.count ? first + kRunsTogether : runs.count;
+      if (runs.copied != nullptr) copy_keys(runs, first, end, runs.copied);
+    }
     for (int64_t head = 0; head < runs.heads; ++head) {
       const ValueRuns<Dot> values(runs, first, head);
       in_groups<kSums>(head * rows, (head + 1) * rows, [&]<int M>(int64_t row) {
