@@ -28,6 +28,7 @@ from servers import free_port, running
 from penstock.bench.workload import Case, fixed, parse_cases
 
 KINDS = ("server", "offline")  # a batch on a server, and `penstock batch`
+VOCABULARY = 8192  # token ids that all packaged models have
 WINDOW = {"endpoint": "/v1/completions", "completion_window": "24h"}
 
 
@@ -166,7 +167,7 @@ def main() -> None:
     rounds = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = Job(case, given.lines, 49152, folder)
+        job = Job(case, given.lines, VOCABULARY, folder)
         runs = max(given.lines // case.count // 8, 1)
         for number in range(given.rounds):
             benches, row = [run_bench(flags, case, runs, folder)], dict[str, Any]()
@@ -182,7 +183,7 @@ def main() -> None:
             print(rounds[-1], flush=True)
         killed = []
         if given.kills:
-            job = Job(case, given.kill_lines, 49152, folder)
+            job = Job(case, given.kill_lines, VOCABULARY, folder)
             killed = kill(flags, job, given.kills, folder / "killed", port, random.Random(1))
     names = [name for name in rounds[0] if name.endswith("_to_bench")] if rounds else []
     ratios = {name: statistics.median(row[name] for row in rounds) for name in names}

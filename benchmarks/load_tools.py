@@ -7,12 +7,14 @@ requests of the same size at the same constant rate, whether or not answers have
 an answer, its own delay before that request would decide for which step the request waits, and so the TTFT.
 Percentages are against the first tool's medians.
 
-On a small machine a tool takes processor time from the server, and so changes what it measures. With `--pace` the
-engine is the simulated one of streaming.py, which takes the same time for a step whoever else runs. The gap between
-two requests should not be a multiple of that time, or all requests would wait equally long for their first step.
+A tool takes processor time from the server, and so changes what it measures. So the server has one processor, and the
+tools have the others. With `--pace` the engine is the simulated one of streaming.py, which takes the same time for a
+step whoever else runs. The gap between two requests should not be a multiple of that time, or all requests would wait
+equally long for their first step.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -31,13 +33,14 @@ from streaming import api_command
 from tokenizers import Tokenizer
 
 from penstock.cli.output import show_table
+from penstock.engine.processors import running_on
 from penstock.gguf import read_gguf
 from penstock.text.gguf_tokenizer import build_tokenizer
 from penstock.text.special_tokens import SpecialTokens
 from penstock.weights.packaged import SMOLLM2
 
 MODEL, SIMULATED = SMOLLM2.name, "simulated"
-# Prompts are not found in the cache, all take as many steps, and a tool has a processor that the server does not use.
+# Prompts are not found in the cache, and all take as many steps. One thread, for the one processor of the server.
 FLAGS = ["--no-enable-prefix-caching", "--speculation", "off", "--threads", "1"]
 FIGURES = ("output_tok_s", "ttft_ms", "tpot_ms")
 
@@ -177,7 +180,12 @@ def main() -> None:
         folder = Path(temporary)
         port = free_port()
         simulated = api_command(port, args.prompts, args.pace)
-        with running(simulated, port) if args.pace else serving(FLAGS, folder, port):
+        processors = os.sched_getaffinity(0)
+        own = {max(processors)}
+        with contextlib.ExitStack() as server:
+            with running_on(own):
+                server.enter_context(running(simulated, port) if args.pace else serving(FLAGS, folder, port))
+            os.sched_setaffinity(0, processors - own or own)
             url = f"http://127.0.0.1:{port}"
             load = Load(url, args, folder)
             penstock(load)  # a warm-up

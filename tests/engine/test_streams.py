@@ -88,6 +88,53 @@ async def test_a_reader_is_woken(streams: Streams) -> None:
     assert not streams.close(stream)
 
 
+async def test_a_reader_that_gathers_is_woken_for_first_tokens_for_enough_tokens_and_at_the_end(
+    streams: Streams,
+) -> None:
+    stream = streams.open(request("a"))
+    stream.gather = 3
+
+    async def read_while(*deltas: TokenDelta) -> list[list[tuple[int, ...]]]:
+        """The token ids of what is read after each delta."""
+        found = []
+        for each in deltas:
+            reader = asyncio.create_task(stream.read())
+            await asyncio.sleep(0)
+            streams.take(step(each))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            found.append([d.token_ids for d in reader.result()] if reader.done() else [])
+            reader.cancel()
+        return found
+
+    assert await read_while(delta(0, (5,))) == [[(5,)]]
+    reader = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    for offset in (1, 2):
+        streams.take(step(delta(offset, (5,))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not reader.done()
+    streams.take(step(delta(3, (5,))))
+    assert [d.token_ids for d in await reader] == [(5, 5, 5)]
+    assert await read_while(delta(4, (6,), finish_reason="length")) == [[(6,)]]
+    assert await stream.read() == []
+
+
+async def test_a_reader_that_gathers_is_woken_by_an_error(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    stream.gather = 100
+    streams.take(step(delta(0, (5,))))
+    await stream.read()
+    reader = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    streams.take(step(delta(1, (6,))))
+    stream.fail(EngineError("the engine has ended"))
+    assert [d.token_ids for d in await reader] == [(6,)]
+    with pytest.raises(EngineError, match="has ended"):
+        await stream.read()
+
+
 async def test_a_rejection_ends_the_stream(streams: Streams) -> None:
     stream = streams.open(request("a"))
     streams.take(step(rejected=[Rejected("a", "no")]))

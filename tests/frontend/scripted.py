@@ -64,13 +64,15 @@ class ScriptedClient:
         self.predicted = (0, 0)  # drafts from the prediction, accepted and refused, of each choice
         self.prompt_logprobs_late = False  # choice 0 last in every round
         self.requests: list[GenerateRequest] = []
+        self.gathered: list[int] = []  # of each of them, see EngineClient.generate
         self.finished: list[tuple[str, int, FinishReason, int]] = []
         self.aborted: list[str] = []
         self.running = 0
         self._counters = EngineStats(blocks_total=(100,), blocks_held=(25,), blocks_cached=(5,), preemptions=3)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
+        self.gathered.append(gather)
         if self.refusal is not None:
             raise self.refusal
         self.running += 1

@@ -200,3 +200,21 @@ async def test_one_failing_prompt_aborts_the_others(site: Site) -> None:
     assert response.status_code == 500
     assert site.engine.running == 0
     assert sorted(site.engine.aborted) == sorted(request.request_id for request in site.engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("options", "gathered"),
+    [
+        ({}, 32),
+        ({"stop": ["no such text"]}, 1),  # the engine would compute up to 31 tokens too many
+        ({"stream": True}, 1),
+    ],
+)
+@BOTH
+async def test_tokens_are_taken_one_by_one_where_it_matters(
+    site: Site, path: str, ask: dict[str, Any], options: dict[str, Any], gathered: int
+) -> None:
+    site.says("Hello there")
+    answer = await site.http.post(path, json={"model": NAME, **ask, **options})
+    assert answer.status_code == 200
+    assert site.engine.gathered == [gathered]

@@ -82,9 +82,10 @@ class StreamingClient:
         if restart is not None:
             streams.on_failure = self._engine_failed
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncGenerator[TokenDelta, None]:
         """Deltas until every choice has finished, see messages.EngineClient. Closing it early aborts the request."""
         stream = self.open(request)
+        stream.gather = gather
         timers = self._timers(stream)
         try:
             while deltas := await stream.read():

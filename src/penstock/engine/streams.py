@@ -11,14 +11,11 @@ from penstock.engine.link.merge import DeltaBuffer
 from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
-    DeadlineExceeded,
-    EndsEngines,
     EngineError,
     EngineInfo,
     EngineStats,
     FinishReason,
     GenerateRequest,
-    QueueFull,
     RequestRejected,
     TokenDelta,
 )
@@ -39,6 +36,8 @@ class Stream:
         self.begun = False  # that engine has computed a step of it, or was about to
         self.answered = 0  # messages with tokens that this engine has sent
         self.closed = False
+        self.gather = 1  # tokens for which `read` blocks, but for the first of a choice and its end
+        self._unread = 0  # tokens
         choices = range(request.first_choice, request.first_choice + request.n)
         self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
         self._begun = False  # some engine has sent something
@@ -73,20 +72,24 @@ class Stream:
             return
         self._begun = True
         self.answered += 1
+        self._unread += len(delta.token_ids)
+        due = not output or self._unread >= self.gather
         if delta.finish_reason is None:
             output += delta.token_ids
         else:
+            due = True
             del self._outputs[delta.choice]
         if self._names:
             delta = replace(delta, request_id=self.request.request_id)
         self._buffer.push(delta)
-        self.notify()
+        if due:
+            self.notify()
 
     def reject(self, rejected: Rejected) -> None:
         """The request is not served, or no longer."""
         # Others of a late request's choices may still run: `Streams.close` returns their names.
         self._refused = rejected.cause != "deadline"
-        self.fail(_error(rejected))
+        self.fail(rejected.error())
 
     @property
     def has_tokens(self) -> bool:
@@ -113,6 +116,7 @@ class Stream:
                 return []
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        self._unread = 0
         return self._buffer.take()
 
     def _wake_reader(self) -> None:
@@ -382,17 +386,3 @@ class Streams:
             future.set_exception((EngineError if reply.cause == "engine" else ValueError)(reply.error))
         else:
             future.set_result(reply.text)
-
-
-def _error(rejected: Rejected) -> Exception:
-    match rejected.cause:
-        case "queue":
-            return QueueFull(rejected.message, rejected.retry_after)
-        case "ends engines":
-            return EndsEngines(rejected.message)
-        case "deadline":
-            return DeadlineExceeded(rejected.message)
-        case "engine":
-            return EngineError(rejected.message)
-        case _:
-            return RequestRejected(rejected.message)

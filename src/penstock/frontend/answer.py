@@ -16,6 +16,9 @@ from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
 _JSON_OF_PACKED = 12  # bytes of an answer for a packed byte of log-probabilities
+_GATHERED = (
+    32  # tokens that an answer which is not streamed takes at a time: to be woken for each costs more than its text
+)
 
 
 class CollectedChoice:
@@ -124,7 +127,7 @@ async def collect(
 
     Raises what the generation raises, and APIError 429 if too many bytes of answers are held."""
     answers: dict[int, CollectedChoice] = {}
-    updates = generation.updates()
+    updates = generation.updates(_GATHERED)
     async with aclosing(updates):
         async for update in updates:
             if unread is not None:

@@ -119,12 +119,15 @@ class Generation:
             first += part.request.n
         self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts))
 
-    async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:
+    async def updates(self, gather: int = 1) -> AsyncGenerator[ChoiceUpdate, None]:
         """Yields updates in the order of the engine's deltas. Closing the generator early aborts the requests.
+
+        `gather` is the number of tokens of an update, but for the first of a choice and the last. Parts with stop
+        strings have updates of one token, since each of them is searched before the engine computes many more.
 
         Raises the engine's RequestRejected and EngineError, and GenerationFailed if one of these requests failed.
         """
-        deltas = self._engine(self._progress[0]) if len(self._progress) == 1 else self._merged()
+        deltas = self._engine(self._progress[0], gather) if len(self._progress) == 1 else self._merged(gather)
         by_id = {progress.part.request.request_id: progress for progress in self._progress}
         reason: FinishReason | None = "abort"
         try:
@@ -150,17 +153,18 @@ class Generation:
             if reason is not None:
                 self._metrics.choices_cut_short(reason, sum(progress.unfinished for progress in self._progress))
 
-    def _engine(self, progress: _Progress) -> AsyncGenerator[TokenDelta, None]:
+    def _engine(self, progress: _Progress, gather: int) -> AsyncGenerator[TokenDelta, None]:
+        part = progress.part
         # Every client's iterator is a generator, as closing it aborts the request.
-        return cast(AsyncGenerator[TokenDelta, None], self._client.generate(progress.part.request))
+        return cast(AsyncGenerator[TokenDelta, None], self._client.generate(part.request, 1 if part.stop else gather))
 
-    async def _merged(self) -> AsyncGenerator[TokenDelta, None]:
+    async def _merged(self, gather: int) -> AsyncGenerator[TokenDelta, None]:
         """Yields the deltas of several parts as they arrive. The engine client merges deltas if the reader is slow."""
         queue: asyncio.Queue[TokenDelta | Exception | None] = asyncio.Queue(len(self._progress))
 
         async def pump(progress: _Progress) -> None:
             try:
-                async with aclosing(self._engine(progress)) as deltas:
+                async with aclosing(self._engine(progress, gather)) as deltas:
                     async for delta in deltas:
                         await queue.put(delta)
                 await queue.put(None)

@@ -88,11 +88,12 @@ class EngineClient(Protocol):
     @property
     def queue(self) -> Queue: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+    def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncIterator[TokenDelta]:
         """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
 
-        A slow consumer's deltas of one choice are merged. Raises EngineError when the engine dies meanwhile,
-        QueueFull, DeadlineExceeded, and RequestRejected when the engine refuses the request.
+        The consumer is woken for `gather` tokens, for the first of a choice, and for its end. A slow consumer's
+        deltas of one choice are merged. Raises EngineError when the engine dies meanwhile, QueueFull,
+        DeadlineExceeded, and RequestRejected when the engine refuses the request.
         """
         ...
 

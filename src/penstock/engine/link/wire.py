@@ -10,7 +10,18 @@ from typing import Literal
 
 import msgspec
 
-from penstock.messages import EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
+from penstock.messages import (
+    DeadlineExceeded,
+    EndsEngines,
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    QueueFull,
+    RequestRejected,
+    TokenDelta,
+)
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +72,20 @@ class Rejected(msgspec.Struct, frozen=True):
     message: str
     cause: Cause = "request"
     retry_after: int = 0  # seconds, if the queue is full
+
+    def error(self) -> Exception:
+        """Returns the exception for the request's consumer."""
+        match self.cause:
+            case "queue":
+                return QueueFull(self.message, self.retry_after)
+            case "ends engines":
+                return EndsEngines(self.message)
+            case "deadline":
+                return DeadlineExceeded(self.message)
+            case "engine":
+                return EngineError(self.message)
+            case _:
+                return RequestRejected(self.message)
 
 
 class ControlReply(msgspec.Struct, frozen=True):

@@ -48,8 +48,8 @@ class SharedEngine:
     def queue(self) -> RequestQueue:
         return self._streams.queue
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
-        return self._client.generate(request)
+    def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncGenerator[TokenDelta, None]:
+        return self._client.generate(request, gather)
 
     def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
         self._client.finish(request_id, choice, reason, keep)
