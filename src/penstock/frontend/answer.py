@@ -16,9 +16,7 @@ from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
 _JSON_OF_PACKED = 12  # bytes of an answer for a packed byte of log-probabilities
-_GATHERED = (
-    32  # tokens that an answer which is not streamed takes at a time: to be woken for each costs more than its text
-)
+_GATHERED = 32  # tokens that an answer which is not streamed takes at a time: to be woken for each costs more
 
 
 class CollectedChoice:
