@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.offload import FewThreads
+from penstock.frontend.offload import FewAtOnce
 from penstock.frontend.requests.grammar import MAX_WAITING
 from penstock.messages import Grammar
 from penstock.text import GrammarChecker
@@ -97,14 +97,14 @@ async def test_a_large_prompt_that_takes_too_long_is_refused(
     assert (await site.post("/tokenize", prompt=plain))["count"] == len(site.tokenizer.encode(plain))
 
 
-async def test_grammars_that_wait_keep_no_thread_from_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool has few threads, and a grammar may take its 0.7 s. One at a time is compiled."""
-    go, running = threading.Event(), 0
+async def test_grammars_that_wait_keep_nothing_from_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar may take its 0.7 s. One at a time is compiled."""
+    go, running = asyncio.Event(), 0
 
-    def check(self: GrammarChecker, kind: str, text: str, trigger: str = "") -> Grammar:
+    async def check(self: GrammarChecker, kind: str, text: str, trigger: str = "") -> Grammar:
         nonlocal running
         running += 1
-        go.wait(20)
+        await go.wait()
         return Grammar("regex", text)
 
     monkeypatch.setattr(GrammarChecker, "check", check)
@@ -122,15 +122,15 @@ async def test_grammars_that_wait_keep_no_thread_from_others(site: Site, monkeyp
 
 
 async def test_threads_whose_callers_leave_still_count() -> None:
-    few, go = FewThreads(2), threading.Event()
+    few, go = FewAtOnce(2), threading.Event()
     try:
-        callers = [asyncio.create_task(few.run(go.wait)) for _ in range(4)]
+        callers = [asyncio.create_task(few.in_thread(go.wait)) for _ in range(4)]
         await asyncio.sleep(0.05)
         for caller in callers:
             caller.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
         assert few.waiting == 2
-        later = asyncio.create_task(few.run(lambda: "done"))
+        later = asyncio.create_task(few.in_thread(lambda: "done"))
         await asyncio.sleep(0.05)
         assert not later.done()
     finally:

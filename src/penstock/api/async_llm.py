@@ -215,7 +215,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Ends the engine and all requests in it."""
         await self._model.client.close()
-        self._model.grammars.close()  # not in a thread: none can start while the interpreter ends
+        self._model.grammars.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -1,8 +1,8 @@
 """Keeps long work off the event loop, or divides it."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -25,22 +25,29 @@ async def give_way(done: int) -> None:
         await asyncio.sleep(0)
 
 
-class FewThreads:
-    """Runs work in threads, of which it takes at most `most` at a time."""
+class FewAtOnce:
+    """Does at most `most` works at a time."""
 
     def __init__(self, most: int) -> None:
-        self.waiting = 0  # calls of `run` that have not returned
+        self.waiting = 0  # calls that have not returned
         self._free = asyncio.Semaphore(most)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`. A thread whose caller is cancelled counts until it has ended."""
+        return await self._start(lambda: asyncio.get_running_loop().run_in_executor(None, work))
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns the result of `work`, which goes on, and counts, when its caller is cancelled."""
+        return await self._start(lambda: asyncio.ensure_future(work()))
+
+    async def _start(self, start: Callable[[], "asyncio.Future[T]"]) -> T:
         self.waiting += 1
         try:
             await self._free.acquire()
         except BaseException:
             self.waiting -= 1
             raise
-        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future = start()
         future.add_done_callback(self._ended)
         return await asyncio.shield(future)
 

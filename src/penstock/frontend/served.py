@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.errors import APIError
-from penstock.frontend.offload import FewThreads
+from penstock.frontend.offload import FewAtOnce
 from penstock.messages import EngineClient
 from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
@@ -44,9 +44,9 @@ class ServedModel:
     grammars: GrammarChecker = field(init=False, compare=False)
     encoder: PromptEncoder = field(init=False, compare=False)
     prompt_workers: PromptWorkers = field(init=False, compare=False)
-    large_prompts: FewThreads = field(init=False, compare=False)  # that call them
-    # That calls `grammars.check`: more would wait for the same process, and keep other work from its threads.
-    grammar_checks: FewThreads = field(init=False, compare=False)
+    large_prompts: FewAtOnce = field(init=False, compare=False)  # that call them
+    # That call `grammars.check`, whose process does one at a time.
+    grammar_checks: FewAtOnce = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown format."""
@@ -64,8 +64,8 @@ class ServedModel:
             reasoning_format=self.reasoning_format,
         )
         object.__setattr__(self, "prompt_workers", workers)
-        object.__setattr__(self, "large_prompts", FewThreads(PROMPT_WORKERS))
-        object.__setattr__(self, "grammar_checks", FewThreads(1))
+        object.__setattr__(self, "large_prompts", FewAtOnce(PROMPT_WORKERS))
+        object.__setattr__(self, "grammar_checks", FewAtOnce(1))
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""

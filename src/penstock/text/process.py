@@ -1,22 +1,27 @@
 """A process that does what may take too long, and can be killed: `python -m penstock.text.worker`."""
 
 import contextlib
-import select
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 START_SECONDS = 30.0  # for the process to start, on a busy machine
+_PART = 1 << 20  # bytes that are read at once
 
 
 class WorkerProcess:
-    """Answers lines with lines. One thread at a time calls."""
+    """Answers lines with lines. One caller at a time."""
 
     def __init__(self, setup: bytes) -> None:
         """Returns when the process is ready. Raises RuntimeError if it does not start; the log has its error."""
         command = [sys.executable, "-m", "penstock.text.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        if not self.ask(setup, START_SECONDS):
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs)
+        self._asked = False
+        if not self.ask_blocking(setup, START_SECONDS):
             raise RuntimeError("the process for work on texts did not start; the log has its error")
 
     @property
@@ -24,35 +29,58 @@ class WorkerProcess:
         """False once the process has ended."""
         return self._process.poll() is None
 
-    def ask(self, line: bytes, seconds: float) -> bytes:
+    def ask_blocking(self, line: bytes, seconds: float) -> bytes:
         """The answer to a line. Empty if the process ended, or had no answer in time; it is killed then."""
-        process = self._process
-        assert process.stdin is not None
-        try:
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
-            if answer := self._read(seconds):
-                return answer
-        except (BrokenPipeError, TimeoutError):
-            pass
+        end, parts = time.monotonic() + seconds, list[bytes]()
+        with self._asking(), contextlib.suppress(OSError):  # a TimeoutError, or of a process that has ended
+            self._socket.settimeout(seconds)
+            self._socket.sendall(line + b"\n")
+            while not parts or not parts[-1].endswith(b"\n"):
+                self._socket.settimeout(max(end - time.monotonic(), 0.001))
+                parts.append(self._socket.recv(_PART))
+                if not parts[-1]:
+                    break
+            else:
+                return b"".join(parts)
         self.kill()
+        return b""
+
+    async def ask(self, line: bytes, seconds: float) -> bytes:
+        """As `ask_blocking`, on the event loop. A caller that is cancelled ends the process.
+
+        A thread would need the interpreter's lock several times, for which it can wait 5 ms each time, and the loop
+        sleeps while the thread has it: a process that begins just then gets the loop's processor.
+        """
+        import asyncio  # the engine, which reads texts too, starts without it
+
+        loop, parts = asyncio.get_running_loop(), list[bytes]()
+        try:
+            with self._asking(), contextlib.suppress(OSError):
+                self._socket.setblocking(False)
+                async with asyncio.timeout(seconds):
+                    await loop.sock_sendall(self._socket, line + b"\n")
+                    while not parts or not parts[-1].endswith(b"\n"):
+                        parts.append(await loop.sock_recv(self._socket, _PART))
+                        if not parts[-1]:
+                            break
+                    else:
+                        return b"".join(parts)
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        await asyncio.to_thread(self.kill)
         return b""
 
     def kill(self) -> None:
         self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # of what was not read
-            self._process.communicate()
+        self._process.wait()
+        if not self._asked:  # else the caller that waits for an answer gets none, and calls this
+            self._socket.close()
 
-    def _read(self, seconds: float) -> bytes:
-        """A line of the process; empty if it has ended. TimeoutError if none comes in time."""
-        assert self._process.stdout is not None
-        end, parts = time.monotonic() + seconds, list[bytes]()
-        while not parts or not parts[-1].endswith(b"\n"):
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                raise TimeoutError
-            part = self._process.stdout.read1(1 << 20)  # type: ignore[attr-defined]
-            if not part:
-                return b""
-            parts.append(part)
-        return b"".join(parts)
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        self._asked = True
+        try:
+            yield
+        finally:
+            self._asked = False

@@ -151,7 +151,7 @@ class Follower:
 
 async def _end(model: ServedModel) -> None:
     await model.client.close()
-    await asyncio.to_thread(model.grammars.close)
+    model.grammars.close()
 
 
 async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:

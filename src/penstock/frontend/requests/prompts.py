@@ -61,7 +61,7 @@ async def encode(model: ServedModel, question: PromptQuestion, size: int, param:
             return await offload_if_large(partial(model.encoder.encode, question), size)
         if model.large_prompts.waiting >= MAX_WAITING:
             raise APIError(429, f"{MAX_WAITING} large prompts wait to be tokenised; send it again later", retry_after=1)
-        return await model.large_prompts.run(partial(model.prompt_workers.encode, question))
+        return await model.large_prompts.in_thread(partial(model.prompt_workers.encode, question))
     except PromptTooLong as error:
         raise invalid(f"{param} {error}", param, "context_length_exceeded") from error
     except PromptTooSlow as error:

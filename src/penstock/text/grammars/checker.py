@@ -1,6 +1,5 @@
 """Checks grammars in a process that can be stopped (text/worker.py), and remembers the answers."""
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -17,13 +16,12 @@ WALL_SECONDS = 10.0  # for a process that gets little processor time
 
 
 class GrammarChecker:
-    """Threads can share it. The process is started by the first grammar."""
+    """The process is started by the first grammar."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._lock = threading.Lock()
         self._known: OrderedDict[Source, Checked] = OrderedDict()
         self._bytes = 0
         self._process: WorkerProcess | None = None
@@ -33,9 +31,9 @@ class GrammarChecker:
         checked = self._known.get(Source(kind, text, trigger))
         return None if checked is None else _result(checked)
 
-    def check(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar:
-        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while others wait or
-        the processor is busy.
+    async def check(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar:
+        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while the processor
+        is busy. One caller at a time. A caller that is cancelled ends the process.
 
         Raises GrammarError for one that is wrong, too large, or too slow to compile.
         """
@@ -45,19 +43,19 @@ class GrammarChecker:
         if not self._eos_token_ids:
             raise GrammarError("this model has no end-of-sequence token, so its output cannot be held to a grammar")
         source = Source(kind, text, trigger)
-        with self._lock:
-            checked = self._known.get(source)
-            if checked is None:
-                checked = self._ask(source)
-                self._remember(source, checked)
-            else:
-                self._known.move_to_end(source)
+        checked = self._known.get(source)
+        if checked is None:
+            checked = await self._ask(source)
+            self._remember(source, checked)
+        else:
+            self._known.move_to_end(source)
         return _result(checked)
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._stop()
+        """End the process, at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     def _remember(self, source: Source, checked: Checked) -> None:
         self._known[source] = checked
@@ -65,31 +63,27 @@ class GrammarChecker:
         while self._bytes > CACHE_BYTES:
             self._bytes -= _size(*self._known.popitem(last=False))
 
-    def _ask(self, source: Source) -> Checked:
+    async def _ask(self, source: Source) -> Checked:
         try:
             line = msgspec.json.encode(source)
         except UnicodeEncodeError:
             return Checked(error="it has an unpaired surrogate, which is not valid Unicode")
         if self._process is None or not self._process.runs:
-            self._start()
-        assert self._process is not None
-        if answer := self._process.ask(line, WALL_SECONDS):
+            import asyncio
+
+            self.close()
+            self._process = await asyncio.to_thread(WorkerProcess, self._setup())
+        if answer := await self._process.ask(line, WALL_SECONDS):
             return msgspec.json.decode(answer, type=Checked)
         self._process = None
         error = f"it takes more than {DEADLINE:g} s of processor time, or too much memory, to compile; simplify it"
         return Checked(error=error)
 
-    def _start(self) -> None:
-        self._stop()
+    def _setup(self) -> bytes:
         special = {i: self._tokenizer.token(i) for i in self._tokenizer.special_ids if i < self._vocab_size}
         eos = self._eos_token_ids[0]
         special.setdefault(eos, "<|end of sequence|>")
-        self._process = WorkerProcess(msgspec.json.encode(Setup(self._vocab_size, eos, special)))
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
+        return msgspec.json.encode(Setup(self._vocab_size, eos, special))
 
 
 def _result(checked: Checked) -> Grammar:

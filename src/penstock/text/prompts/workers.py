@@ -60,7 +60,7 @@ class PromptWorkers:
         process = self._take()
         if process is None:
             return self._encoder.encode(question)
-        answer = process.ask(line, WALL_SECONDS)
+        answer = process.ask_blocking(line, WALL_SECONDS)
         if not answer:
             raise PromptTooSlow(
                 f"takes more than {self._seconds:g} s of processor time, or too much memory, to tokenise; shorten it"
