@@ -19,7 +19,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", "penstock.text.worker"]
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._asked = False
         if not self.ask_blocking(setup, START_SECONDS):
             raise RuntimeError("the process for work on texts did not start; the log has its error")
