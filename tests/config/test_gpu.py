@@ -113,6 +113,15 @@ def test_attention_is_tritons_unless_somebody_says_otherwise() -> None:
     assert resolved.provenance["attention_backend"] == ("flashinfer", "command line")
 
 
+def test_drafts_are_verified_with_one_plan_outstanding_if_a_method_is_named() -> None:
+    for settings in ({}, {"speculation": "auto"}):
+        resolved = on(**settings)
+        assert (resolved.engine.speculation, resolved.engine.depth) == ("off", 2)
+        assert "never measured on a GPU" in resolved.provenance["speculation"][1]
+    engine = on(speculation="ngram").engine
+    assert (engine.speculation, engine.num_speculative_tokens, engine.depth) == ("ngram", 31, 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -337,12 +337,13 @@ def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -
     stages = resolve(**given, pipeline_parallel_size=2)
     assert (stages.engine.speculation, stages.engine.max_step_drafts) == ("off", 0)
     assert "pipeline stages" in stages.provenance["speculation"][1]
+    named = resolve(speculation="ngram", pipeline_parallel_size=2).engine
+    assert (named.speculation, named.num_speculative_tokens, named.depth) == ("ngram", 31, 2)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"speculation": "ngram", "pipeline_parallel_size": 2}, ("--speculation", "ngram", "auto or off")),
         ({"speculation": "off", "num_speculative_tokens": 4}, ("--num-speculative-tokens", "4", "leave one")),
         ({"num_speculative_tokens": 4, "pipeline_parallel_size": 2}, ("--num-speculative-tokens", "off")),
     ],

@@ -115,10 +115,12 @@ def make_device_runner(
     step_kernels: StepKernels | None = None,
     capture: bool = True,
     proposer: Proposer | None = None,
+    depth: int = 2,
     **settings: Any,
 ) -> ModelRunner:
-    """Of `parts`, two plans ahead. Decode steps are captured unless told otherwise. On a CPU it is MirrorDevice."""
-    made = parts(folder, device=device, depth=2, **settings)
+    """Of `parts`, with `depth` plans outstanding. Decode steps are captured unless told otherwise. On a CPU it is
+    MirrorDevice."""
+    made = parts(folder, device=device, depth=depth, **settings)
     on_gpu = device.type == "cuda"
     runner = ModelRunner(
         made.spec,

@@ -18,7 +18,7 @@ from penstock.engine.ranks.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.runner import ModelRunner
-from tests.runtime.loading.test_load_device import Memory, config
+from tests.runtime.loading.test_load_device import SPECULATION, Memory, config
 from tests.runtime.mirror_device import load_mirror
 
 Checkpoint = Callable[..., Path]
@@ -40,7 +40,7 @@ async def written(client: EngineClient) -> list[list[int]]:
 
 
 async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
-    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runners: list[ModelRunner] = []
 
@@ -55,6 +55,13 @@ async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
     host = replace(settings, device="cpu", depth=1, kv_cache_bytes=8 << 20, threads=1)
     assert got == await written(await start_thread(host))
     assert [len(tokens) for tokens in got] == [6, 7, 8, 9, 10, 11]
+    for deterministic in (False, True):
+        caplog.clear()
+        drafting = replace(settings, deterministic=deterministic, **SPECULATION)
+        assert got == await written(await start_thread(drafting))
+        assert runners[-1].capacity.depth == 1
+        (warned,) = [text for text in caplog.messages if "never measured on a GPU" in text]
+        assert ("without --deterministic" in warned) != deterministic
 
 
 def ranks_here(config: EngineConfig) -> LocalRanks:

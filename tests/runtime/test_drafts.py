@@ -142,7 +142,7 @@ def test_a_plan_may_grant_more_drafts_than_are_proposed(most: int, tiny_checkpoi
     assert {key: each[:3] for key, each in got.items()} == {key: each[:3] for key, each in answers(plain).items()}
 
 
-def test_drafts_are_refused_where_positions_are_planned_on_the_host(tiny_checkpoint: Checkpoint) -> None:
+def test_a_proposer_is_refused_where_positions_are_planned_on_the_host(tiny_checkpoint: Checkpoint) -> None:
     attention = FlashInferAttention(MirrorAttention(), Wrappers())
     with pytest.raises(ValueError, match="attention that reads positions on the device"):
         make_device_runner(

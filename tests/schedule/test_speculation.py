@@ -3,6 +3,7 @@
 import io
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -247,8 +248,9 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int | Window, ...
         plain = request(f"r{i}", 5 + i % 20, 30, seed=i % 7, n=1 + i % 2, stop_token_ids=(3, 9), min_tokens=i % 9)
         output, _ = expected_output(plain, 0, 64)
         guessed = tuple(token + (place % 9 == 8) for place, token in enumerate(output))
+        sim.plan()  # so that it is outstanding beside the first one of the new request
         sim.add(replace(plain, prediction_ids=guessed))
-        for _ in range(i % 5):
+        for _ in range(i % 5 if late_ids else i % 5 * 25):  # with stages, only a sequence alone has drafts
             sim.step()
     sim.run()
     sim.check_drained()
@@ -257,6 +259,35 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int | Window, ...
     stats = sim.scheduler.stats()
     if depth == 1 or not late_ids:
         assert stats.draft_tokens > stats.accepted_tokens > 15
+
+
+def test_in_a_pipeline_a_sequence_has_drafts_while_it_runs_alone() -> None:
+    """Steps of two sequences overlap, so their times say nothing: a step alone is measured before one has drafts."""
+    how: dict[str, Any] = {"speculation": "ngram", "num_speculative_tokens": 5, "max_step_drafts": 8}
+    sim = simulation(depth=2, late_ids=False, blocks=129, max_model_len=256, **how)
+
+    def add(name: str, length: int) -> None:
+        plain = request(name, 5, length)
+        sim.add(replace(plain, prediction_ids=tuple(expected_output(plain, 0, 256)[0])))
+
+    def drafts() -> list[int]:
+        """Of each plan since the last call."""
+        plans, sim.plans = sim.plans, []
+        return [sum(work.drafts for work in plan.work) for plan in plans]
+
+    add("long", 200)
+    for name in ("first", "second"):
+        add(name, 30)
+        while sim.outputs[name, 0].finish_reason is None:
+            sim.step()
+        assert len(together := drafts()) > 30 and not any(together)
+        for _ in range(6):
+            sim.step()
+        plain, *alone = drafts()
+        assert all(alone) and bool(plain) == (name == "second")
+    sim.run()
+    for name, choice in sim.outputs:
+        sim.check_output(name, choice)
 
 
 def test_a_replay_plans_the_same_drafts() -> None:

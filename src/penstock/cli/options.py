@@ -109,7 +109,7 @@ ENGINE: Flags = {
         typer.Option(
             metavar="NAME",
             help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
-            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto.",
+            "of the same tenant), off, or auto: suffix on a CPU with one pipeline stage, else off. Default: auto.",
         ),
     ],
     "num_speculative_tokens": Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.config.checks.speculation import cannot_speculate
+from penstock.config.checks.speculation import cannot_speculate, off_by_default
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware
@@ -137,7 +137,8 @@ def _speculation(inputs: DefaultInputs) -> Default:
     """Returns what "auto" stands for, which is also the default."""
     if inputs.facts.pooling is not None:
         return Default("off", "a model that gives vectors has no tokens to guess")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts)) is not None:
+    reason = cannot_speculate(inputs.facts) or off_by_default(inputs.hardware.device, inputs.split)
+    if reason is not None:
         return Default("off", reason)
     return Default("suffix", "this engine can verify drafts from every source")
 
@@ -145,6 +146,8 @@ def _speculation(inputs: DefaultInputs) -> Default:
 def _num_speculative_tokens(inputs: DefaultInputs) -> Default:
     if inputs.values["speculation"] == "off":
         return Default(0, "speculation is off")
+    if inputs.hardware.device == "cuda":
+        return Default(SPECULATIVE_TOKENS, "as on a CPU: no number was measured on a GPU")
     return Default(SPECULATIVE_TOKENS, "with the token before them 32 rows, which a CPU computes at the cost of 16")
 
 

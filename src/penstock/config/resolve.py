@@ -19,7 +19,7 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
 
-GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
+GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes. Drafts follow known tokens only
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
     check_flashinfer_settings(values, sources)
-    check_speculation(values, sources, hardware.device, inputs.split, facts)
+    check_speculation(values, sources, facts)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
@@ -93,12 +93,13 @@ def _names(text: str, source: str) -> Sequence[str]:
 
 def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardware) -> EngineConfig:
     same = {name: values[name] for name in EngineConfig.__struct_fields__ if name in values}
+    ahead = hardware.device == "cuda" and values["speculation"] == "off"
     others = {
         "model": folder,
         "name": name,
         "device": hardware.device,
         "kv_cache_bytes": values["kv_cache_memory"],
-        "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if hardware.device == "cuda" else 1),
+        "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if ahead else 1),
     }
     return EngineConfig(**{**same, **others})
 

@@ -154,7 +154,9 @@ class Settings(BaseModel):
     )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     speculation: Literal["auto", "off", "ngram", "suffix"] | None = Field(
-        None, description="Where speculative tokens come from; auto (default): suffix if this engine can verify them"
+        None,
+        description="Where speculative tokens come from; auto (default): suffix on a CPU with one pipeline stage, "
+        "else off",
     )
     num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
         None, description="Speculative tokens of one sequence in a step, at most"

@@ -58,9 +58,8 @@ def run_engine(
             log = _event_log(held, config.event_log) if config.event_log else None
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
-            if limits.speculation != "off" and not capacity.exact_drafts:
-                logger.warning("speculation is off: without native kernels a product rounds by its number of rows")
-                limits = msgspec.structs.replace(limits, speculation="off")
+            if limits.speculation != "off":
+                limits = _check_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
             on_loaded()
@@ -95,6 +94,18 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         num_speculative_tokens=config.num_speculative_tokens,
         max_step_drafts=config.max_step_drafts,
     )
+
+
+def _check_speculation(limits: SchedulerConfig, capacity: Capacity, device: str) -> SchedulerConfig:
+    """Return the limits, without speculation if drafts would change the tokens of a CPU. On a GPU without
+    --deterministic the rest of the batch changes tokens too."""
+    if device == "cuda":
+        changes = "" if capacity.exact_drafts else "; without --deterministic drafts may change tokens, as a batch may"
+        logger.warning("speculation was never measured on a GPU: compare it with --speculation off%s", changes)
+    elif not capacity.exact_drafts:
+        logger.warning("speculation is off: without native kernels a product rounds by its number of rows")
+        return msgspec.structs.replace(limits, speculation="off")
+    return limits
 
 
 def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...]) -> EngineInfo:

@@ -154,7 +154,7 @@ def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedMode
         quantization=tuple(kind for kind in ("int8", "int4") if _accepted(facts, quantization=kind)),
         quantized_kv=any(group.page.width for group in facts.groups) and _accepted(facts, kv_cache_dtype="int8"),
         prefix_cache=text and _accepted(facts, enable_prefix_caching=True),
-        speculation=text and cannot_speculate("cpu", Split(), facts) is None,
+        speculation=text and cannot_speculate(facts) is None,
         gpu=gpu,
         flashinfer=gpu and spec.plain_scores,
         states=bool(spec.state_layers),

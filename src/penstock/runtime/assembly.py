@@ -11,7 +11,6 @@ from penstock.kernels.native.attention import AttentionWork
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Device
 from penstock.runtime.jobs import Proposer
-from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS
@@ -28,12 +27,11 @@ def limits_of_step(config: EngineConfig, proposer: Proposer | None) -> StepLimit
     return StepLimits(sequences, tokens, proposer.most, sequences * (1 + proposer.most))
 
 
-def check_drafts(limits: StepLimits, kernels: Kernels, device: Device, mesh: Mesh | None) -> None:
-    """Raises ValueError if steps may have drafts and this rank cannot verify them."""
-    if limits.drafts and mesh is not None and (mesh.place.split.pipeline > 1 or not device.shared):
-        raise ValueError("drafts need one pipeline stage, and several ranks must be on CPUs: leave them out")
-    if limits.drafts and not device.shared and isinstance(kernels.attention, PlannedAttention):
-        raise ValueError("drafts need attention that reads positions on the device: leave them out")
+def check_proposer(proposer: Proposer | None, kernels: Kernels, device: Device) -> None:
+    """Raises ValueError if the host would plan positions before it knows which drafts are accepted. The scheduler's
+    drafts have no token in flight before them."""
+    if proposer is not None and not device.shared and isinstance(kernels.attention, PlannedAttention):
+        raise ValueError("a proposer needs attention that reads positions on the device: leave it out")
 
 
 def captured_sizes(spec: ModelSpec, config: EngineConfig, device: Device) -> Sequence[int]:

@@ -64,6 +64,7 @@ class ResidentBatch:
         # Not yet sent to the device: rows, token ids and blocks, the last two by their place in the flattened arrays.
         self._started: list[int] = []
         self._learned: list[tuple[int, int]] = []
+        self._recounted: list[int] = []
         self._table_places: list[NDArray[np.int64]] = []
         self._table_blocks: list[Sequence[int]] = []
 
@@ -108,7 +109,7 @@ class ResidentBatch:
         self._repeats = 0
         self.occupants, self.errors, self.prompt_logprobs = {}, {}, {}
         self._free = list(range(len(self.num_tokens) - 1, -1, -1))
-        self._started, self._learned, self._table_places, self._table_blocks = [], [], [], []
+        self._forget_changes()
 
     def forget_errors(self, outstanding: Iterable[StepPlan]) -> None:
         """Forget errors of sequences that have gone and that no outstanding plan names."""
@@ -170,7 +171,10 @@ class ResidentBatch:
         row = occupant.row
         if drafts:
             self.take_back_drafts((occupant,), (1 + drafts - len(tokens),))
-            self.state.computed[row] = int(self.num_computed[row])  # the step here compared the drafts with zeros
+            if self._shared:
+                self.state.computed[row] = int(self.num_computed[row])  # the step here had no sampled tokens
+            else:
+                self._recounted.append(row)
         self._set_tokens(row, int(self.num_tokens[row]) - len(tokens), tokens)
 
     def _set_tokens(self, row: int, start: int, tokens: Sequence[int]) -> None:
@@ -183,8 +187,8 @@ class ResidentBatch:
         """Returns the values to write on the device since the last call, if any."""
         if not self._started and not self._table_places and not self._learned:
             return None
-        rows = np.array(self._started, np.int64)
-        counts = self.num_tokens[rows].tolist()
+        rows = np.array([*self._started, *self._recounted], np.int64)  # a row in both has the same count
+        counts = self.num_tokens[self._started].tolist()
         tokens = [self.token_ids[row, :count] for row, count in zip(self._started, counts, strict=True)]
         places = np.concatenate([*self._table_places, np.zeros(0, np.int64)])
         blocks = np.fromiter((block for ids in self._table_blocks for block in ids), np.int32, len(places))
@@ -199,8 +203,11 @@ class ResidentBatch:
             blocks,
         )
         written = tuple(zip(self._started, counts, strict=True))
-        self._started, self._learned, self._table_places, self._table_blocks = [], [], [], []
+        self._forget_changes()
         return Change(arrays, lambda sent: self._write(written, sent))
+
+    def _forget_changes(self) -> None:
+        self._started, self._learned, self._recounted, self._table_places, self._table_blocks = [], [], [], [], []
 
     def _write(self, started: Sequence[tuple[int, int]], sent: Sequence[Tensor]) -> None:
         """`started`: rows and how many tokens each has."""

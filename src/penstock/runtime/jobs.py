@@ -50,7 +50,8 @@ class StepJobs:
         inference_mode: bool,
     ) -> None:
         """`step` computes the model; `eager` is it, or shares its arrays. `last`: this rank has the model's end.
-        `drafts`: steps may verify some. `inference_mode`: jobs call torch's ops."""
+        `drafts`: steps may verify some, and this rank has the sampled tokens. `inference_mode`: jobs call torch's ops.
+        """
         self._device = device
         self._eager, self._step = eager, step
         self._planner = planner
@@ -117,7 +118,7 @@ class StepJobs:
     def _with_accepted(self, step: InFlightStep, found: Found) -> Found:
         """Returns the results, with the numbers of accepted drafts if the step had drafts."""
         work = step.work
-        if work.decodes or "tokens" not in found or not work.units.drafts.any():
+        if work.decodes or not work.units.drafts.any():
             return found
         return {**found, "accepted": self._eager.arrays.accepted[: len(work.logit_rows)].clone()}
 

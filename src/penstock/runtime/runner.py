@@ -22,7 +22,7 @@ from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepRes
 from penstock.models.make import make_decoder
 from penstock.runtime.assembly import (
     captured_sizes,
-    check_drafts,
+    check_proposer,
     limits_of_step,
     make_batch,
     make_sampler,
@@ -83,7 +83,7 @@ class ModelRunner:
         self._held: Mapping[int, object] = {}  # the sequences that have a grammar
 
         limits = limits_of_step(config, proposer)
-        check_drafts(limits, kernels, device, mesh)
+        check_proposer(proposer, kernels, device)
         self._drafts = limits.drafts > 0
         self._graph_sizes, self._vocab_size = captured_sizes(spec, config, device), spec.vocabulary
 
@@ -102,7 +102,8 @@ class ModelRunner:
         )
         self._planner = self._make_planner(spec, limits, recorded)
         self._jobs = self._make_jobs(spec, place, proposer)
-        exact = kernels.session is not None and spec.transformers is None
+        fixed = kernels.session is not None or (config.deterministic and not device.shared)
+        exact = fixed and spec.transformers is None
         self.capacity = measured_capacity(
             spec, config, self.model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
         )
@@ -149,7 +150,7 @@ class ModelRunner:
             pooling=spec.pooling,
             samples=self._sampler is not None,
             last=place.last,
-            drafts=self._drafts,
+            drafts=self._drafts and not self._learns,
             proposer=proposer,
             # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of
             # its other steps run outside it: no tensor here requires a gradient.
@@ -249,6 +250,8 @@ class ModelRunner:
             raise RuntimeError("no plan is outstanding")
         step, pending = self._outstanding.popleft()
         found = pending.wait()
+        if "accepted" in found:
+            self._batch.take_back_drafts(step.work.occupants, step.refused(found))
         if self._sampler is None:
             return None
         results = step.results(found, self._batch.errors)
@@ -259,8 +262,6 @@ class ModelRunner:
             self._launch_late()
         if self._batch.errors:
             self._batch.forget_errors(other.plan for other, _ in self._outstanding)
-        if "accepted" in found:
-            self._batch.take_back_drafts(step.work.occupants, step.refused(found))
         forward, sample = step.seconds(self._device)
         # While two plans are outstanding, each counts from the other's end.
         began, self._answered = max(step.began, self._answered), time.perf_counter()

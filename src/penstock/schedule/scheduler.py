@@ -181,7 +181,8 @@ class Scheduler:
         self._outstanding.popleft()
         began, self._applied_at = max(step.planned_at, self._applied_at), now
         if self._speculation is not None:
-            self._speculation.note(step, result, now - began)
+            overlapped = self._outstanding or began > step.planned_at
+            self._speculation.note(step, result, None if overlapped else now - began)
         if self._sizes and len(self._sizes) > len(self._outstanding):
             self._model.note(self._sizes.popleft(), now - began)
         self._cache.applied(step.plan_id, step.tails)

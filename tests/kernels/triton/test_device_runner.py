@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.kernels.triton import attention
 from penstock.messages import GenerateRequest, SamplingParams, TokenDelta, unpack_rows
@@ -62,3 +63,37 @@ def test_tokens_are_those_of_the_cpu(
     assert outputs(got) == outputs(want)
     assert scores(got) == pytest.approx(scores(want), abs=1e-4)
     assert len(scores(got)) == 2 * (len(PROMPTS[0]) - 1) + 3 * OUTPUT
+
+
+def test_drafts_change_no_bit_with_deterministic(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Of a greedy and a sampled request; a draft of each is wrong."""
+    folder, drafts = tiny_checkpoint("qwen3"), {"speculation": "ngram", "num_speculative_tokens": 6}
+    wanted = [
+        replace(each, sampling=replace(each.sampling, max_tokens=11, prompt_logprobs=None, logprobs=2))
+        for each in requests()
+    ]
+    given = []
+    for how in ({}, drafts):
+        runner = make_device_runner(
+            folder,
+            device=DEVICE,
+            step_kernels=triton_step(),
+            platform=GPU,
+            depth=1,
+            max_num_seqs=2,
+            max_model_len=64,
+            deterministic=True,
+            **how,
+        )
+        server = Server(runner, max_num_seqs=2, speculation="ngram" if how else "off", drafts=6 if how else 0)
+        deltas = server.run(wanted)
+        given.append((outputs(deltas), [b"".join(d.logprobs for d in deltas if d.request_id == i) for i in "01"]))
+        tokens = given[0][0]
+        wanted = [
+            replace(each, prediction_ids=tuple(t ^ (i == 5) for i, t in enumerate(tokens[each.request_id, 0])))
+            for each in wanted
+        ]
+        assert runner.capacity.exact_drafts
+        stats = server.scheduler.stats()
+    assert given[1] == given[0]
+    assert stats.draft_tokens > stats.accepted_tokens > 3

@@ -44,8 +44,8 @@ class Memory:
 
 
 def config(folder: Path, **changes: Any) -> EngineConfig:
-    settings = {"max_model_len": 128, "max_num_seqs": 5, "max_num_batched_tokens": 48, "dtype": "float32", **changes}
-    return EngineConfig(model=str(folder), name="tiny", device="cuda", depth=2, **settings)
+    settings = {"max_model_len": 128, "max_num_seqs": 5, "max_num_batched_tokens": 48, "dtype": "float32", "depth": 2}
+    return EngineConfig(model=str(folder), name="tiny", device="cuda", **{**settings, **changes})
 
 
 def rows_of(runner: Any) -> dict[str, int]:
@@ -163,8 +163,30 @@ def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: C
     assert len(first_tokens(runner)) == 3
 
 
+def test_a_rehearsal_has_the_step_with_most_rows_of_logits(tiny_checkpoint: Checkpoint) -> None:
+    settings = config(tiny_checkpoint("qwen3"), **SPECULATION)
+    runner = Recorder(load_mirror(settings, Memory(), progress=False))
+    warm_up_all_sizes(runner, settings)
+    counts = [[len(work.draft_ids) for work in plan.work if work.sample] for plan in runner.plans]
+    assert sum(max(counts, key=sum)) == settings.max_step_drafts == 32
+    assert [7, 7, 6, 6, 6] in counts and len(first_tokens(runner)) == 3
+
+
+SPECULATION = {"depth": 1, "speculation": "ngram", "num_speculative_tokens": 7}
+
+
 @pytest.mark.parametrize(
-    "changes", [{"max_model_len": 1}, {"max_model_len": 3, "block_size": 1}, {"max_num_seqs": 1}, {"block_size": 64}]
+    "changes",
+    [
+        {"max_model_len": 1},
+        {"max_model_len": 3, "block_size": 1},
+        {"max_num_seqs": 1},
+        {"block_size": 64},
+        {"max_model_len": 1, **SPECULATION},
+        {"max_model_len": 3, "block_size": 1, **SPECULATION},
+        {"max_num_seqs": 1, **SPECULATION},
+        {"max_num_seqs": 48, **SPECULATION},
+    ],
 )
 def test_a_rehearsal_keeps_within_narrow_limits(tiny_checkpoint: Checkpoint, changes: dict[str, Any]) -> None:
     settings = config(tiny_checkpoint("llama3"), **changes)

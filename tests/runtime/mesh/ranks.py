@@ -77,7 +77,7 @@ class Processes:
             pipeline_parallel_size=split.pipeline,
             expert_parallel=split.expert,
             step_deadline=200.0,
-            depth=max(split.pipeline, 2 if device else 1),
+            depth=max(split.pipeline, 2 if device and "speculation" not in settings else 1),
             **settings,  # type: ignore[arg-type]
         )
         return RanksRunner(self, config, native, share, device)

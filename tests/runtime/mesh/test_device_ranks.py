@@ -25,6 +25,7 @@ from tests.runtime.mesh.test_parallel import (
     TENSOR,
     Served,
     compare,
+    compare_drafted,
     compare_rows,
     requests,
     serve,
@@ -70,6 +71,15 @@ def test_several_ranks_are_one(
     in_chunks = serve(ranks, requests(), budget=64, blocks=17)
     assert in_chunks.preemptions > 0
     compare(variant, expected, in_chunks)
+
+
+@pytest.mark.parametrize("split", [TENSOR, PIPELINE, BOTH], ids=str)
+def test_drafts_change_no_token(split: Split, processes: Processes, tiny_checkpoint: Checkpoint) -> None:
+    """Ranks of the last stage have the sampled tokens before the step ends, and so the drafts that were accepted. Other
+    ranks learn of both with the next plan."""
+    ranks = processes.load(tiny_checkpoint("qwen3"), split, device=True, speculation="suffix", num_speculative_tokens=7)
+    assert ranks.capacity.depth == split.pipeline
+    compare_drafted(ranks, serve(ranks, requests(output=50)), split, exact=False)
 
 
 def test_plans_build_upon_tokens_that_nobody_has_seen(processes: Processes, tiny_checkpoint: Checkpoint) -> None:

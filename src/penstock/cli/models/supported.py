@@ -22,7 +22,7 @@ _AFTER = """
 - **Quantised**: values of `--quantization` on a CPU; "KV" means that `--kv-cache-dtype int8` is possible, which it is
   not for [latents](architecture.md#latents).
 - **Prefix cache**, **Speculation**: models whose layers keep [states](architecture.md#states), which a sequence has for
-  itself, have neither. Speculation needs a CPU and one pipeline stage.
+  itself, have neither. By default there is [speculation](speculation.md#flags) on a CPU with one pipeline stage only.
 - **GPU**: whether it runs on a GPU, with Penstock's kernels. **FlashInfer**: whether `--attention-backend flashinfer`
   can compute its attention there.
 

@@ -16,8 +16,9 @@ from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
 
-# Settings that are meant for the split in the settings. Pipeline stages would refuse speculation.
-ONE_SPLIT_ONLY = {"threads": None, "speculation": None, "num_speculative_tokens": None}
+# Settings that are meant for the split in the settings. With pipeline stages "auto" is no speculation, and a number of
+# speculative tokens would be an error.
+ONE_SPLIT_ONLY = {"threads": None, "num_speculative_tokens": None}
 
 
 @dataclass(frozen=True)

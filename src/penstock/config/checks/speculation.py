@@ -1,4 +1,4 @@
-"""The one place that decides whether an engine can verify speculative tokens."""
+"""The one place that decides whether an engine can verify speculative tokens, and whether it does so by default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,26 +8,29 @@ from penstock.config.sources import ConfigError
 from penstock.config.split import Split
 
 
-def cannot_speculate(device: str, split: Split, facts: ModelFacts) -> str | None:
-    """Why an engine cannot verify speculative tokens; None if it can."""
+def cannot_speculate(facts: ModelFacts) -> str | None:
+    """Why no engine can verify speculative tokens of a model; None if it can."""
     transformers = facts.transformers
     if transformers:
         return f"transformers' code executes {transformers}, and its products round by their number of rows"
     if facts.state_elements:
         return "a refused token could not be taken back out of a sequence's states"
-    if device == "cuda":
-        return "a GPU's next step is planned before the tokens are known that drafts would follow"
-    if split.pipeline > 1:
-        return "with pipeline stages a step's time is that of several plans, so the cost of drafts cannot be measured"
     return None
 
 
-def check_speculation(
-    values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split, facts: ModelFacts
-) -> None:
-    """Raise ConfigError if the settings name a kind of speculation that this engine does not support."""
+def off_by_default(device: str, split: Split) -> str | None:
+    """Why an engine that can verify speculative tokens does so only if the settings name a method; None if it does."""
+    if device == "cuda":
+        return "drafts were never measured on a GPU, which would plan no step ahead with them"
+    if split.pipeline > 1:
+        return "with pipeline stages drafts are verified only while one sequence runs"
+    return None
+
+
+def check_speculation(values: Mapping[str, Any], sources: Mapping[str, str], facts: ModelFacts) -> None:
+    """Raise ConfigError if the settings name a kind of speculation that the model does not support."""
     method, source = values["speculation"], sources["speculation"]
-    if method != "off" and (reason := cannot_speculate(device, split, facts)) is not None:
+    if method != "off" and (reason := cannot_speculate(facts)) is not None:
         raise ConfigError(
             f"--speculation ({source}) is {method}, but there is none here: {reason}; set --speculation auto or off"
         )

@@ -175,7 +175,7 @@ def join_mesh(
         max(config.max_num_batched_tokens, config.max_num_seqs),
         spec.hidden_size,
         getattr(torch, config.dtype),
-        max(config.max_num_seqs, PROMPT_LOGPROB_ROWS),
+        max(config.max_num_seqs + config.max_step_drafts, PROMPT_LOGPROB_ROWS),
         spec.vocabulary,
         config.deterministic,
     )

@@ -5,6 +5,7 @@ request, and the memory peak can be measured.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from penstock.config import EngineConfig
 from penstock.families.checkpoint.stored import CheckpointError
@@ -38,8 +39,9 @@ def blocks_for_warm_up(config: EngineConfig) -> int:
 
 
 def warm_up_all_sizes(runner: ModelRunner, config: EngineConfig) -> None:
-    """Runs steps of 1, 2, 4, ... decoding sequences and prompt tokens, each way of sampling, and the largest step with
-    every sampling option. The runner must have no sequences, and has none afterwards."""
+    """Runs steps of 1, 2, 4, ... decoding sequences and prompt tokens, and each way of sampling. Then, with every
+    sampling option, the largest step and, if steps have drafts, the one with most rows of logits. The runner must have
+    no sequences, and has none afterwards."""
     steps = _DummySteps(runner, config)
     for count in _doubling(config.max_num_seqs):
         steps.run([1] * count, _GREEDY)
@@ -47,8 +49,9 @@ def warm_up_all_sizes(runner: ModelRunner, config: EngineConfig) -> None:
         steps.run(_prompts(tokens, config), _GREEDY)
     for sampling in (_SAMPLED, _EVERY_OPTION):
         steps.run([2], sampling)
-    each, more = divmod(config.max_num_batched_tokens, config.max_num_seqs)
-    steps.run([each + (i < more) for i in range(config.max_num_seqs)], _EVERY_OPTION)
+    steps.run(_spread(config.max_num_batched_tokens, config.max_num_seqs), _EVERY_OPTION)
+    if drafts := min(config.max_step_drafts, config.max_num_batched_tokens - config.max_num_seqs):
+        steps.run([1] * config.max_num_seqs, _EVERY_OPTION, _spread(drafts, config.max_num_seqs))
 
 
 def warm_up_one_sequence(runner: ModelRunner, config: EngineConfig) -> None:
@@ -75,27 +78,36 @@ class _DummySteps:
         self._longest = config.max_model_len
         self._blocks = min(group.num_blocks for group in runner.capacity.groups) - 1
 
-    def run(self, lengths: Sequence[int], sampling: SamplingParams) -> None:
-        """Prefills prompts of these lengths in one step, then decodes a token of each. Leaves out the first prompt for
-        which too few blocks are left, and all after it. Raises CheckpointError for logits that are not finite."""
+    def run(self, lengths: Sequence[int], sampling: SamplingParams, drafts: Sequence[int] = ()) -> None:
+        """Prefills prompts of these lengths in one step, then decodes a token of each, with so many drafts. Leaves out
+        the first prompt for which too few blocks are left, and all after it. Raises CheckpointError for logits that are
+        not finite."""
         size = self._runner.capacity.block_size
-        decodes = self._longest > 1
         new: list[NewSequence] = []
+        decode: list[Work] = []
         next_block = 1  # block 0 belongs to no sequence
-        for length in lengths:
-            tokens = min(length, self._longest - decodes)
-            blocks = -(-(tokens + decodes) // size)
+        for length, drafted in zip_longest(lengths, drafts, fillvalue=0):
+            after = min(1 + drafted, self._longest - 1)
+            tokens = min(length, self._longest - after)
+            blocks = -(-(tokens + after) // size)
             if next_block + blocks > self._blocks + 1:
                 break
             ids = tuple(range(next_block, next_block + blocks))
             groups = tuple(ids for _ in self._runner.capacity.groups)
+            decode.append(Work(-1 - len(new), after, True, after - 1, (0,) * (after - 1)))
             new.append(NewSequence(-1 - len(new), (0,) * tokens, tokens, 0, groups, sampling, 0))
             next_block += blocks
         prefill = tuple(Work(each.seq, each.num_prompt, True) for each in new)
         check_finite(self._runner.execute(StepPlan(-1, prefill, tuple(new))))
-        if decodes:
-            check_finite(self._runner.execute(StepPlan(-1, tuple(Work(each.seq, 1, True) for each in new))))
+        if self._longest > 1:
+            check_finite(self._runner.execute(StepPlan(-1, tuple(decode))))
         self._runner.execute(StepPlan(-1, (), gone=tuple(each.seq for each in new)))
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """Returns `count` numbers that differ by at most 1, with this total."""
+    each, more = divmod(total, count)
+    return [each + (i < more) for i in range(count)]
 
 
 def _doubling(most: int) -> list[int]:

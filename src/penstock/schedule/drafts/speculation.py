@@ -185,8 +185,9 @@ class Speculation:
 
     # -- results ----------------------------------------------------------------------------------------------
 
-    def note(self, step: Outstanding, result: StepResult, seconds: float) -> None:
-        """Count the drafts of a step, and its time: from its plan to its result."""
+    def note(self, step: Outstanding, result: StepResult, seconds: float | None) -> None:
+        """Count the drafts of a step, and its time: from its plan to its result. `seconds` is None if other plans were
+        outstanding meanwhile."""
         self._step += 1
         self._forced = dict(result.forced)
         sequences, drafted, tokens = len(step.work), 0, 0
@@ -200,6 +201,8 @@ class Speculation:
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
+        if seconds is None:
+            return
         if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
