@@ -20,7 +20,8 @@ from penstock.kernels import Kernels
 from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
-from penstock.models.packed_modules import pack_modules
+from penstock.models.packed_modules import pack_modules, their_forwards
+from penstock.models.rotated_heads import rotating_forward
 
 NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _AttentionStep
 
@@ -40,6 +41,12 @@ class _AttentionStep:
     groups: Sequence[GroupInput] = ()
     caches: Sequence[LayerCache] = ()
     attended: list[int] = field(default_factory=list)  # layers, in the order of their calls
+
+    def turn(self, rows: Tensor, heads: int, rotation: Tensor) -> Tensor:
+        """Rotates heads [tokens, heads * size] by cosines and sines [tokens, 2, half]."""
+        group, cache = self.groups[0], self.caches[0]
+        where = cache.keys, cache.values, group.blocks, group.offsets  # nothing is stored
+        return self.kernels.attention.store(rows, heads, None, rotation, *where, 0.0, 0.0, queries_only=True)
 
     def refuse(self, layer: int, what: str) -> UnsupportedModel:
         code = self.spec.transformers
@@ -62,13 +69,16 @@ class TransformersDecoder:
         self._model = _load(spec, parameters)
         parameters.clear()
         self._dtype = self._model.dtype
-        self._packed_bytes = pack_modules(self._model, kernels.linear) if kernels.session else 0
+        self._packed_bytes = pack_modules(self._model, kernels) if kernels.session else 0
         attention = spec.layers[0].attention
         assert isinstance(attention, GroupedQuerySpec)
         self._frequencies = unscaled(torch.zeros(attention.head_dim // 2))
+        known: dict[Any, Any] = {}
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, NAME, self._step)
+                if kernels.session and (forward := rotating_forward(module, self._step.turn, known)):
+                    module.__dict__["forward"] = forward
         prefix = self._model.base_model_prefix
         self._body = getattr(self._model, prefix)
         self._stand_in = _StandInBody()
@@ -105,10 +115,12 @@ class TransformersDecoder:
         return hidden.states
 
     def reference(self, token_ids: Tensor) -> Tensor:
-        """Returns transformers' own fp32 logits [tokens, vocab] for int64 ids [tokens], with its eager attention."""
+        """Returns transformers' own fp32 logits [tokens, vocab] for int64 ids [tokens]: with its eager attention, and
+        its forwards of norms, MLPs and attention. Only the products of linears are ours."""
         self._model.set_attn_implementation("eager")
         try:
-            logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0].float()
+            with their_forwards(self._model):
+                logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0].float()
         finally:
             self._model.set_attn_implementation(NAME)
         return logits
@@ -233,7 +245,8 @@ def _attend(
         if given is not None and name not in _WITHOUT_EFFECT and not (name in _OFF and given is False):
             raise state.refuse(layer, f"takes {name}, which ours does not have")
     kernel, dtype = state.kernels.attention, cache.keys.dtype
-    qkv = torch.cat((query, key, value), 1)[0].transpose(0, 1).reshape(tokens, -1).to(dtype)
+    by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    qkv = torch.cat(by_token, 2).view(tokens, -1).to(dtype)
     where = cache.keys, cache.values, group.blocks, group.offsets
     stored = kernel.store(qkv, heads, None, state.rotation, *where, 0.0, 0.0)
     scale = size**-0.5 if scaling is None else scaling

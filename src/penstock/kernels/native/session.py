@@ -233,7 +233,8 @@ class Session:
         self.team = team
         self._program: Program | None = None
         self._rows = c_int64()  # the rows of an op that runs at once
-        self._one = (TaggedOp * 1)()
+        self._one = (TaggedOp * 1)()  # an op that runs at once
+        self._op = self._one[0].op  # its memory
 
     def wake(self) -> None:
         """Wake the threads, as a step begins: its first op comes soon."""
@@ -272,7 +273,7 @@ class Session:
         code, name = _CODES[type(op)]
         if self._program is None:
             self._one[0].code = code
-            setattr(self._one[0].op, name, op)
+            setattr(self._op, name, op)
             self.team.run(self._one, 1)
             return
         entry = TaggedOp(code)
