@@ -1,7 +1,6 @@
 """Modules that our kernels compute are recognised by what their forward does, and compute the same afterwards."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from penstock.kernels import Kernels, Needs, detect_platform, select_kernels
 from penstock.models.module_graphs import Mlp, activation_name, mlp_of, norm_of
 from penstock.models.packed_modules import pack_modules, their_forwards
-from penstock.models.rotated_heads import RotatedHeads, rotating_forward
 
 
 class _Rms(nn.Module):
@@ -118,49 +116,3 @@ def test_they_compute_the_same(make: Callable[[], nn.Module], kernels: Kernels) 
             assert "forward" not in vars(model[0])
             torch.testing.assert_close(model(x), expected[0], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(model(x.double()), expected[0].double()) if isinstance(model[0], _Rms) else None
-
-
-def _halves(x: Tensor) -> Tensor:
-    first = x[..., : x.shape[-1] // 2]
-    second = x[..., x.shape[-1] // 2 :]
-    return torch.cat((-second, first), dim=-1)
-
-
-def _usual(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    cos = cos.unsqueeze(unsqueeze_dim)
-    sin = sin.unsqueeze(unsqueeze_dim)
-    return (q * cos) + (_halves(q) * sin), (k * cos) + (_halves(k) * sin)
-
-
-def _only_queries(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return (q * cos.unsqueeze(1)) + (_halves(q) * sin.unsqueeze(1)), k
-
-
-class _Attention(nn.Module):
-    def forward(self, *arguments: Tensor) -> Any:
-        return _usual(*arguments)
-
-
-class _OtherAttention(nn.Module):
-    def forward(self, *arguments: Tensor) -> Any:
-        return _only_queries(*arguments)
-
-
-@pytest.mark.parametrize("repeats", [True, False])
-def test_heads_are_rotated(repeats: bool, kernels: Kernels) -> None:
-    def turn(rows: Tensor, heads: int, rotation: Tensor) -> Tensor:
-        pages, place = torch.zeros(1, 1, 16, 16), torch.zeros(len(rows), dtype=torch.int64)
-        return kernels.attention.store(
-            rows, heads, None, rotation, pages, pages, place, place, 0.0, 0.0, queries_only=True
-        )
-
-    torch.manual_seed(0)
-    q, k, angles = torch.randn(1, 7, 4, 16).transpose(1, 2), torch.randn(1, 2, 7, 16), torch.randn(1, 7, 8)
-    angles = torch.cat((angles, angles if repeats else angles + 1), -1)
-    arguments = (q, k, angles.cos(), angles.sin())
-    forward = rotating_forward(_Attention(), turn, {})
-    assert forward is not None
-    assert isinstance(forward.__func__.__globals__["_usual"], RotatedHeads)
-    assert rotating_forward(_OtherAttention(), turn, {}) is None
-    for got, expected in zip(forward(*arguments), _usual(*arguments), strict=True):
-        torch.testing.assert_close(got, expected)

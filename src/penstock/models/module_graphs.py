@@ -2,9 +2,7 @@
 their class or the names in their code."""
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -98,27 +96,18 @@ class _Tracer(fx.Tracer):
 _Graph = list[tuple[Any, ...]]  # (kind, target, arguments): a node is its place, as ("node", place)
 
 
-def same_function(theirs: Callable[..., Any], ours: Callable[..., Any]) -> bool:
-    """Whether a function computes what ours, of four tensors, computes. It may have more arguments, with defaults."""
-    required = [p for p in signature(theirs).parameters.values() if p.default is p.empty]
-    if len(required) != 4:
-        return False
-    graph = _graph(lambda a, b, c, d: theirs(a, b, c, d))
-    return graph is not None and graph == _graph(lambda a, b, c, d: ours(a, b, c, d))
-
-
-def _graph(root: nn.Module | Callable[..., Any]) -> _Graph | None:
-    """Returns the steps of a forward or a function; None if it cannot be traced. Dropout is left out."""
+def _graph(module: nn.Module) -> _Graph | None:
+    """Returns the steps of a module's forward; None if it cannot be traced. Dropout is left out."""
     try:
-        nodes = list(_Tracer().trace(root).nodes)
+        nodes = list(_Tracer().trace(module).nodes)
     except Exception:  # control flow that depends on values, other arguments: not one of ours
         return None
     places: dict[fx.Node, tuple[str, int]] = {}
     graph: _Graph = []
     for node in nodes:
-        called = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if type(called) in (nn.Dropout, nn.Identity):
-            places[node] = places[node.args[0]]  # type: ignore[index]
+            places[node] = places[node.args[0]]
             continue
         arguments = fx.node.map_arg((node.args, tuple(sorted(node.kwargs.items()))), places.__getitem__)
         target = "" if node.op in ("placeholder", "output") else node.target

@@ -21,7 +21,6 @@ from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
 from penstock.models.packed_modules import pack_modules, their_forwards
-from penstock.models.rotated_heads import rotating_forward
 
 NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _AttentionStep
 
@@ -41,12 +40,6 @@ class _AttentionStep:
     groups: Sequence[GroupInput] = ()
     caches: Sequence[LayerCache] = ()
     attended: list[int] = field(default_factory=list)  # layers, in the order of their calls
-
-    def turn(self, rows: Tensor, heads: int, rotation: Tensor) -> Tensor:
-        """Rotates heads [tokens, heads * size] by cosines and sines [tokens, 2, half]."""
-        group, cache = self.groups[0], self.caches[0]
-        where = cache.keys, cache.values, group.blocks, group.offsets  # nothing is stored
-        return self.kernels.attention.store(rows, heads, None, rotation, *where, 0.0, 0.0, queries_only=True)
 
     def refuse(self, layer: int, what: str) -> UnsupportedModel:
         code = self.spec.transformers
@@ -73,12 +66,9 @@ class TransformersDecoder:
         attention = spec.layers[0].attention
         assert isinstance(attention, GroupedQuerySpec)
         self._frequencies = unscaled(torch.zeros(attention.head_dim // 2))
-        known: dict[Any, Any] = {}
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, NAME, self._step)
-                if kernels.session and (forward := rotating_forward(module, self._step.turn, known)):
-                    module.__dict__["forward"] = forward
         prefix = self._model.base_model_prefix
         self._body = getattr(self._model, prefix)
         self._stand_in = _StandInBody()
@@ -116,7 +106,7 @@ class TransformersDecoder:
 
     def reference(self, token_ids: Tensor) -> Tensor:
         """Returns transformers' own fp32 logits [tokens, vocab] for int64 ids [tokens]: with its eager attention, and
-        its forwards of norms, MLPs and attention. Only the products of linears are ours."""
+        its forwards of norms and MLPs. Only the products of linears are ours."""
         self._model.set_attn_implementation("eager")
         try:
             with their_forwards(self._model):
