@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.kernels import Kernels, Needs, detect_platform, select_kernels
-from penstock.models.module_graphs import Mlp, activation_name, mlp_of, norm_of
+from penstock.models.module_graphs import MlpParts, activation_name, mlp_of, norm_of
 from penstock.models.packed_modules import pack_modules, their_forwards
 
 
@@ -73,11 +73,12 @@ def test_norms_are_recognised() -> None:
 
 
 def test_mlps_are_recognised() -> None:
-    assert mlp_of(_Plain(F.relu)) == Mlp("", "one", "two", "relu")
-    assert mlp_of(_Plain(nn.GELU(approximate="tanh"))) == Mlp("", "one", "two", "gelu_tanh")
-    assert mlp_of(_Gated()) == Mlp("gate", "up", "down", "silu")
+    assert mlp_of(_Plain(F.relu)) == MlpParts("", "one", "two", "relu")
+    assert mlp_of(_Plain(nn.GELU(approximate="tanh"))) == MlpParts("", "one", "two", "gelu_tanh")
+    assert mlp_of(_Gated()) == MlpParts("gate", "up", "down", "silu")
     for other in (_Plain(F.relu6), _Plain(nn.PReLU()), _GatedTwice(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))):
         assert mlp_of(other) is None
+    assert mlp_of(_Plain(lambda x: x + x)) is None  # a function of two tensors, which could not be tried with one
 
 
 def test_activations_are_known_by_their_values() -> None:

@@ -3,6 +3,7 @@ their class or the names in their code."""
 
 import operator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class _Rms(nn.Module):
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormParts:
     """A norm of the last dimension: RMSNorm or LayerNorm."""
 
     weight: Tensor
@@ -38,7 +39,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class MlpParts:
     """What the graph of an MLP says: down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
 
     gate: str  # "": it has none
@@ -47,7 +48,7 @@ class Mlp:
     activation: str  # a name in UNGATED, and of a gated one in ACTIVATIONS
 
 
-def norm_of(module: nn.Module) -> Norm | None:
+def norm_of(module: nn.Module) -> NormParts | None:
     """Returns what a norm computes; None if the module is none of ours."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or any(True for _ in module.children()):
@@ -55,17 +56,17 @@ def norm_of(module: nn.Module) -> Norm | None:
     if bias is not None and bias.dtype != weight.dtype:
         return None
     if type(module) is nn.LayerNorm:
-        return Norm(weight.detach(), None if bias is None else bias.detach(), module.eps, True)
+        return NormParts(weight.detach(), None if bias is None else bias.detach(), module.eps, True)
     constants = [value for value in vars(module).values() if type(value) is float]
     if len(constants) != 1 or len(list(module.parameters())) != 1:
         return None
     graph = _graph(module)
     if graph is None or graph != _graph(_Rms(constants[0])):
         return None
-    return Norm(weight.detach(), None, constants[0], False)
+    return NormParts(weight.detach(), None, constants[0], False)
 
 
-def mlp_of(module: nn.Module) -> Mlp | None:
+def mlp_of(module: nn.Module) -> MlpParts | None:
     """Returns how a module of two or three plain linear modules computes; None if it is no MLP of ours."""
     linears = [name for name, child in module.named_children() if type(child) is nn.Linear]
     leaves = all(not any(True for _ in child.children()) for child in module.children())
@@ -86,20 +87,22 @@ def activation_name(function: Any) -> str | None:
     return next((name for name, ours in UNGATED.items() if torch.allclose(y, ours(x), rtol=1e-5, atol=1e-6)), None)
 
 
-class _Tracer(fx.Tracer):
+class _ForwardTracer(fx.Tracer):
     """Traces the forward of one module, whose children stay calls."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
-_Graph = list[tuple[Any, ...]]  # (kind, target, arguments): a node is its place, as ("node", place)
+# (kind, target, (arguments, keywords)). An argument that is the result of a step is the step's place, ("node", place).
+_Step = tuple[str, Any, tuple[Any, Any]]
+_Graph = list[_Step]
 
 
 def _graph(module: nn.Module) -> _Graph | None:
     """Returns the steps of a module's forward; None if it cannot be traced. Dropout is left out."""
     try:
-        nodes = list(_Tracer().trace(module).nodes)
+        nodes = list(_ForwardTracer().trace(module).nodes)
     except Exception:  # control flow that depends on values, other arguments: not one of ours
         return None
     places: dict[fx.Node, tuple[str, int]] = {}
@@ -116,48 +119,42 @@ def _graph(module: nn.Module) -> _Graph | None:
     return graph
 
 
-def _ungated(module: nn.Module, graph: _Graph) -> Mlp | None:
+def _ungated(module: nn.Module, graph: _Graph) -> MlpParts | None:
     if len(graph) != 5:
         return None
-    _, up, activation, down, _ = graph
-    name = _activation(module, activation)
-    expected = _chain((0, up), (1, activation), (2, down), (3, graph[4]))
-    if name is None or not expected or not _linear(module, up) or not _linear(module, down):
+    _, up, activation, down, output = graph
+    if not _chain((0, up), (1, activation), (2, down), (3, output)) or not _linears(module, up, down):
         return None
-    return Mlp("", up[1], down[1], name)
+    name = _activation(module, activation)
+    return None if name is None else MlpParts("", up[1], down[1], name)
 
 
-def _gated(module: nn.Module, graph: _Graph) -> Mlp | None:
+def _gated(module: nn.Module, graph: _Graph) -> MlpParts | None:
     if len(graph) != 7:
         return None
     _, gate, activation, up, product, down, output = graph
-    name = _activation(module, activation)
-    multiplies = product[:2] == ("call_function", operator.mul) and product[2] == (
-        (("node", 2), ("node", 3)),
-        (),
-    )
-    expected = _chain((0, gate), (1, activation), (0, up), (4, down), (5, output))
-    if (
-        name not in ACTIVATIONS
-        or not multiplies
-        or not expected
-        or not all(_linear(module, each) for each in (gate, up, down))
-    ):
+    if product != ("call_function", operator.mul, ((("node", 2), ("node", 3)), ())):
         return None
-    return Mlp(gate[1], up[1], down[1], name)
+    chained = _chain((0, gate), (1, activation), (0, up), (4, down), (5, output))
+    if not chained or not _linears(module, gate, up, down):
+        return None
+    name = _activation(module, activation)
+    return MlpParts(gate[1], up[1], down[1], name) if name in ACTIVATIONS else None
 
 
-def _chain(*steps: tuple[int, tuple[Any, ...]]) -> bool:
-    """Whether each step's only argument is the result of the step at that place."""
-    return all(arguments == ((("node", place),), ()) for place, (_, _, arguments) in steps)
+def _chain(*steps: tuple[int, _Step]) -> bool:
+    """Whether the only argument of each step, but for keywords, is the result of the step at that place."""
+    return all(arguments == (("node", place),) for place, (_, _, (arguments, _)) in steps)
 
 
-def _linear(module: nn.Module, step: tuple[Any, ...]) -> bool:
-    return step[0] == "call_module" and type(module.get_submodule(step[1])) is nn.Linear
+def _linears(module: nn.Module, *steps: _Step) -> bool:
+    return all(kind == "call_module" and type(module.get_submodule(name)) is nn.Linear for kind, name, _ in steps)
 
 
-def _activation(module: nn.Module, step: tuple[Any, ...]) -> str | None:
-    kind, target, _ = step
+def _activation(module: nn.Module, step: _Step) -> str | None:
+    kind, target, (_, options) = step
     if kind == "call_module":
         return activation_name(module.get_submodule(target))
-    return activation_name(target) if kind == "call_function" else None
+    if kind != "call_function" or any(isinstance(value, tuple) for _, value in options):
+        return None
+    return activation_name(partial(target, **dict(options)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.kernels import Kernels
 from penstock.kernels.linear import Linear
-from penstock.models.module_graphs import Mlp, Norm, mlp_of, norm_of
+from penstock.models.module_graphs import MlpParts, NormParts, mlp_of, norm_of
 
 HALF_BLOCK = 8  # columns of the gate, then as many of what it gates, in a packed gated weight
 
@@ -67,7 +67,7 @@ class NormForward:
 
     kernels: Kernels
     module: nn.Module
-    norm: Norm
+    norm: NormParts
 
     def __call__(self, x: Tensor) -> Tensor:
         norm, kernels = self.norm, self.kernels
@@ -92,7 +92,7 @@ class MlpForward:
 
     up: PackedLinear  # of the gate too, if it is gated
     down: PackedLinear
-    mlp: Mlp
+    mlp: MlpParts
 
     def __call__(self, x: Tensor) -> Tensor:
         up, down = self.up, self.down
@@ -158,7 +158,7 @@ def their_forwards(model: nn.Module) -> Iterator[None]:
             module.__dict__["forward"] = forward
 
 
-def _pack_gated(module: nn.Module, mlp: Mlp, linear: Linear, users: _Users) -> int:
+def _pack_gated(module: nn.Module, mlp: MlpParts, linear: Linear, users: _Users) -> int:
     """Packs the gate of an MLP with what it gates, if nothing else uses them. Returns the bytes of the weight."""
     halves: list[nn.Linear] = [getattr(module, mlp.gate), getattr(module, mlp.up)]
     gate, up = halves
