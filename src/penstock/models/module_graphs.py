@@ -148,7 +148,11 @@ def _chain(*steps: tuple[int, _Step]) -> bool:
 
 
 def _linears(module: nn.Module, *steps: _Step) -> bool:
-    return all(kind == "call_module" and type(module.get_submodule(name)) is nn.Linear for kind, name, _ in steps)
+    """Whether each step calls a linear module of its own."""
+    linears = [
+        name for kind, name, _ in steps if kind == "call_module" and type(module.get_submodule(name)) is nn.Linear
+    ]
+    return len(set(linears)) == len(steps)
 
 
 def _activation(module: nn.Module, step: _Step) -> str | None:
