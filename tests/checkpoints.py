@@ -568,6 +568,8 @@ STATES = (
     *("qwen3_next", "qwen3_next_plain", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba"),
 )
 DIVISIBLE = tuple(name for name in VARIANTS if name not in STATES)
+# On a GPU. Latents are refused there (config/checks/latents.py).
+ON_GPUS = tuple(name for name in DIVISIBLE if not name.startswith("deepseek"))
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

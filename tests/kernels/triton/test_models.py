@@ -11,7 +11,7 @@ from penstock.kernels import Platform
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.weights import Scheme, dense, pack
 from penstock.weights.load import load_parameters
-from tests.checkpoints import DIVISIBLE, tiny_model
+from tests.checkpoints import ON_GPUS, tiny_model
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
 from tests.models.logits import Checkpoint, expected_logits, kernels_on, logits_of, make_prompts
@@ -19,7 +19,7 @@ from tests.models.logits import Checkpoint, expected_logits, kernels_on, logits_
 CPU = Platform("cpu", "AVX2")
 ON_GPU = DEVICE.type == "cuda"
 # On a GPU all of them; interpreted, those that between them have what the others have.
-FAMILIES = DIVISIBLE if ON_GPU else ("qwen3", "gemma3", "qwen2_moe")
+FAMILIES = ON_GPUS if ON_GPU else ("qwen3", "gemma3", "qwen2_moe")
 PROMPTS = make_prompts() if ON_GPU else [p[:n] for p, n in zip(make_prompts()[-2:], (2, 33), strict=True)]
 QUANTISED: tuple[tuple[str, Scheme], ...] = (("qwen3", "fp8"), ("qwen2_moe", "int8"), ("qwen3_moe", "int4"))
 TOKENS = [11, 300, 7, 7, 150, 42, 3, 88]
