@@ -604,6 +604,8 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
     family, changes = VARIANTS[family_variant]
     text = "Text" if family in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**SIZES, **changes})
+    if getattr(config, "attn_logit_softcapping", None):  # torch's attention, which 5.17 chose, leaves it out
+        config._attn_implementation = "eager"
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     randomise(model, seed, norm_mean=0.0 if family in WITH_OFFSET else 1.0)
