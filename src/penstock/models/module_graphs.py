@@ -3,7 +3,7 @@ their class or the names in their code."""
 
 import operator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class NormParts:
 
 @dataclass(frozen=True)
 class MlpParts:
-    """What the graph of an MLP says: down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+    """The linear modules of down(activation(up(x))), or of down(activation(gate(x)) * up(x)), by name."""
 
     gate: str  # "": it has none
     up: str
@@ -60,8 +60,7 @@ def norm_of(module: nn.Module) -> NormParts | None:
     constants = [value for value in vars(module).values() if type(value) is float]
     if len(constants) != 1 or len(list(module.parameters())) != 1:
         return None
-    graph = _graph(module)
-    if graph is None or graph != _graph(_Rms(constants[0])):
+    if _graph(module) != _rms_graph(constants[0]):
         return None
     return NormParts(weight.detach(), None, constants[0], False)
 
@@ -117,6 +116,11 @@ def _graph(module: nn.Module) -> _Graph | None:
         places[node] = ("node", len(graph))
         graph.append((node.op, target, arguments))
     return graph
+
+
+@cache
+def _rms_graph(eps: float) -> _Graph | None:
+    return _graph(_Rms(eps))
 
 
 def _ungated(module: nn.Module, graph: _Graph) -> MlpParts | None:

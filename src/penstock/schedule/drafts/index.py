@@ -71,7 +71,7 @@ class TokenIndex:
         ids = np.array(tokens, np.uint32)
         p, q, r = (np.uint32(factor) for factor in _FACTORS)
         pairs = ids[1:-1] * q + ids[2:] * r
-        # Where indices are equal, NumPy keeps the last value.
+        # If an index occurs twice, NumPy stores both values in turn, so the last one stays.
         self._pair_table[pairs >> np.uint32(self._shift)] = np.arange(start, start + len(pairs), dtype=np.int32)
         slots = (ids[:-2] * p + pairs) >> np.uint32(self._shift)
         order = np.argsort(slots, kind="stable")
