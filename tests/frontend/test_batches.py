@@ -308,8 +308,8 @@ async def test_batches_take_turns(make_site: Sites, tmp_path: Path) -> None:
         assert (await ended(client, long["id"]))["request_counts"]["completed"] == 300
     order = [request.sampling.max_tokens for request in site.engine.requests]
     assert order[:16] == [2] * 16 and len(order) == 320
-    # Each batch asks the storage at its first turn whether it is cancelled, and misses turns until it has the reply; then
-    # three batches take turns. The engine may see neighbours in another order.
+    # Each batch asks the storage at its first turn whether it is cancelled, and misses turns until it has the reply.
+    # Then three batches take turns. The engine may see neighbours in another order.
     for n in (3, 4):
         places = [place for place, tokens in enumerate(order) if tokens == n]
         assert len(places) == 10 and places[-1] - places[1] <= 3 * 8 + 2
