@@ -19,7 +19,7 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
 
-GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes. Drafts follow known tokens only
+GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def _names(text: str, source: str) -> Sequence[str]:
 
 def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardware) -> EngineConfig:
     same = {name: values[name] for name in EngineConfig.__struct_fields__ if name in values}
+    # Drafts follow the last step's tokens, so with speculation a step is planned only when these are known.
     ahead = hardware.device == "cuda" and values["speculation"] == "off"
     others = {
         "model": folder,

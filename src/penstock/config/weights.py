@@ -15,13 +15,13 @@ from penstock.config.facts import MatrixFacts, ModelFacts
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
 Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
 Scales = Literal["f16", "f32", "two_levels"]
-DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # on a GPU, of floats
+DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # what a GPU makes of weights that are floats
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
 GROUP_OF_X = 32  # values of an activation that share a scale
 SUPER = 256  # values along k that share the second level of scales
-DEVICE_HALF = 32  # values along k of one product on a GPU, or a group's if these are fewer; a run has two halves
+DEVICE_HALF = 32  # most values along k that a GPU's kernel for codes multiplies at once: half of a run
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
 _SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
 
@@ -164,8 +164,8 @@ def schemes(dtype: str, quantization: str) -> tuple[DeviceScheme, DeviceScheme]:
 
 
 def device_format(kind: str, stored: Sequence[str], dtype: str, quantization: str) -> DeviceScheme | WeightFormat:
-    """The scheme of a matrix on a GPU, or the format of its codes, which stay as they are unless --quantization is
-    given. `kind` and `stored` are as for `cpu_format`."""
+    """Returns the scheme of a matrix on a GPU. If all its tensors are codes of a GGUF file, and --quantization is not
+    given, returns the format of these codes, which stay as they are. `kind` and `stored` are as for `cpu_format`."""
     if kind == "router":
         return unquantized(dtype)
     if quantization == "none" and _has_codes(stored):
@@ -197,14 +197,20 @@ def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias
     return columns * (by_column + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
 
 
+def device_half(fmt: WeightFormat) -> int:
+    """Returns the values along k of half a run: at most a group's, since a half has one scale for each column."""
+    return min(fmt.group, DEVICE_HALF)
+
+
 def device_width(k: int, fmt: WeightFormat) -> int:
-    """k with its padding on a GPU: whole runs and groups."""
-    multiple = max(fmt.group, 2 * min(fmt.group, DEVICE_HALF))
+    """Returns k with its padding on a GPU: a multiple of a run and of a group."""
+    multiple = max(fmt.group, 2 * device_half(fmt))
     return -(-k // multiple) * multiple
 
 
 def device_bytes(n: int, k: int, fmt: DeviceScheme | WeightFormat, group: int, *, bias_size: int = 0) -> int:
-    """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element. `group`: int4's."""
+    """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element. `group` is used for
+    int4 alone: the other schemes have none, and a format has its own."""
     fmt = device_int4(group) if fmt == "int4" else fmt
     if isinstance(fmt, WeightFormat):
         width = device_width(k, fmt)

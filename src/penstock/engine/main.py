@@ -59,7 +59,7 @@ def run_engine(
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
             if limits.speculation != "off":
-                limits = _check_speculation(limits, capacity, config.device)
+                limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
             on_loaded()
@@ -96,9 +96,9 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
     )
 
 
-def _check_speculation(limits: SchedulerConfig, capacity: Capacity, device: str) -> SchedulerConfig:
-    """Return the limits, without speculation if drafts would change the tokens of a CPU. On a GPU without
-    --deterministic the rest of the batch changes tokens too."""
+def _exact_speculation(limits: SchedulerConfig, capacity: Capacity, device: str) -> SchedulerConfig:
+    """Return the limits, without speculation if drafts would change tokens on a CPU. A GPU keeps it: without
+    --deterministic the other requests in a batch change tokens there, too."""
     if device == "cuda":
         changes = "" if capacity.exact_drafts else "; without --deterministic drafts may change tokens, as a batch may"
         logger.warning("speculation was never measured on a GPU: compare it with --speculation off%s", changes)

@@ -36,8 +36,8 @@ class Stream:
         self.begun = False  # that engine has computed a step of it, or was about to
         self.answered = 0  # messages with tokens that this engine has sent
         self.closed = False
-        self.gather = 1  # tokens for which `read` blocks, but for the first of a choice and its end
-        self._unread = 0  # tokens
+        self.gather = 1  # tokens that wake the reader; a choice's first token and its end wake it at once
+        self._unread = 0  # tokens pushed since the last `read`
         choices = range(request.first_choice, request.first_choice + request.n)
         self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
         self._begun = False  # some engine has sent something
@@ -107,8 +107,8 @@ class Stream:
         return self._error
 
     async def read(self) -> list[TokenDelta]:
-        """Return new deltas merged per choice, none at the end. Blocks until there are some. Raises `fail`'s error.
-        One reader may block at a time."""
+        """Return new deltas merged per choice, none at the end. If there are none yet, blocks until `gather` tokens are
+        there, or a choice's first token or end. Raises `fail`'s error. One reader may block at a time."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error

@@ -91,9 +91,9 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncIterator[TokenDelta]:
         """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
 
-        The consumer is woken for `gather` tokens, for the first of a choice, and for its end. A slow consumer's
-        deltas of one choice are merged. Raises EngineError when the engine dies meanwhile, QueueFull,
-        DeadlineExceeded, and RequestRejected when the engine refuses the request.
+        The consumer is woken when `gather` tokens have arrived, and at once for a choice's first token and its end.
+        Deltas of one choice that it has not taken are merged. Raises EngineError when the engine dies meanwhile,
+        QueueFull, DeadlineExceeded, and RequestRejected when the engine refuses the request.
         """
         ...
 

@@ -59,7 +59,7 @@ class Planner:
         if self._live.waiting:
             self._admit_waiting(step, outstanding, now)
         step.budget += held
-        # The plans of a pipeline's stages overlap: the time of a step is its own only while one sequence runs.
+        # With pipeline stages plans overlap, and the time of a step is its own only while one sequence runs.
         if self._speculation is not None and step.work and (self._late_ids or len(self._live.running) == 1):
             self._speculation.extend(step, len(self._live.running))
         return step

@@ -32,7 +32,7 @@ class WorkerProcess:
     def ask_blocking(self, line: bytes, seconds: float) -> bytes:
         """The answer to a line. Empty if the process ended, or had no answer in time; it is killed then."""
         end, parts = time.monotonic() + seconds, list[bytes]()
-        with self._asking(), contextlib.suppress(OSError):  # a TimeoutError, or of a process that has ended
+        with self._asking(), contextlib.suppress(OSError):  # TimeoutError, or the process has ended
             self._socket.settimeout(seconds)
             self._socket.sendall(line + b"\n")
             while not parts or not parts[-1].endswith(b"\n"):
@@ -46,10 +46,10 @@ class WorkerProcess:
         return b""
 
     async def ask(self, line: bytes, seconds: float) -> bytes:
-        """As `ask_blocking`, on the event loop. A caller that is cancelled ends the process.
+        """As `ask_blocking`, on the event loop. If the caller is cancelled, the process is killed.
 
-        A thread would need the interpreter's lock several times, for which it can wait 5 ms each time, and the loop
-        sleeps while the thread has it: a process that begins just then gets the loop's processor.
+        In a thread, `ask_blocking` would block on the interpreter's lock several times, up to 5 ms each time. The loop
+        would sleep while the thread has the lock, and another process could take the loop's processor.
         """
         import asyncio  # the engine, which reads texts too, starts without it
 
@@ -72,13 +72,15 @@ class WorkerProcess:
         return b""
 
     def kill(self) -> None:
+        """Ends the process. A call that blocks on an answer gets none."""
         self._process.kill()
         self._process.wait()
-        if not self._asked:  # else the caller that waits for an answer gets none, and calls this
+        if not self._asked:  # else the call that blocks reads the end of the stream, and calls this again
             self._socket.close()
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
+        """Keeps the socket open while a call uses it."""
         self._asked = True
         try:
             yield

@@ -82,7 +82,7 @@ class Download:
             self._stopped.set()
         if self._errors:
             raise self._errors[0]
-        report(sum(self._present.values()))  # small files may be there before the first tick
+        report(sum(self._present.values()))  # small files may be complete before the first report
 
     def _work(self) -> None:
         try:

@@ -16,8 +16,9 @@ from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
 
-# Settings that are meant for the split in the settings. With pipeline stages "auto" is no speculation, and a number of
-# speculative tokens would be an error.
+# Settings that are left out for all splits but the one that the settings name. The number of threads was chosen for
+# that split. A number of speculative tokens is an error where speculation is off, as it is by default with pipeline
+# stages.
 ONE_SPLIT_ONLY = {"threads": None, "num_speculative_tokens": None}
 
 

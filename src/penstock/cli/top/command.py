@@ -38,7 +38,8 @@ def _watch(url: str, api_key: str | None, interval: float, first: Scrape, consol
 
     from penstock.cli.top.screen import screen
 
-    # Ctrl-C is held back while the terminal's screen is switched, both ways: it would leave the wrong one.
+    # SIGINT is blocked while Live switches to its own screen and back: an interrupt in between would leave the terminal
+    # on the wrong screen.
     _hold_ctrl_c(True)
     with Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
         try:
@@ -49,6 +50,7 @@ def _watch(url: str, api_key: str | None, interval: float, first: Scrape, consol
 
 
 def _update(live: "Live", url: str, api_key: str | None, interval: float, first: Scrape) -> NoReturn:
+    """Scrapes the server once an interval and shows it, until KeyboardInterrupt."""
     from penstock.cli.top.screen import screen
 
     seen = deque([first])
@@ -67,4 +69,5 @@ def _update(live: "Live", url: str, api_key: str | None, interval: float, first:
 
 
 def _hold_ctrl_c(held: bool) -> None:
+    """Blocks or unblocks SIGINT. One that arrives while it is blocked is delivered when it is unblocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, {signal.SIGINT})

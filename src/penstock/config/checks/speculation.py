@@ -1,4 +1,4 @@
-"""The one place that decides whether an engine can verify speculative tokens, and whether it does so by default."""
+"""Decides whether a model can have speculative tokens, and whether it has them by default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def cannot_speculate(facts: ModelFacts) -> str | None:
 
 
 def off_by_default(device: str, split: Split) -> str | None:
-    """Why an engine that can verify speculative tokens does so only if the settings name a method; None if it does."""
+    """Returns why speculation is off unless the settings name a method; None if it is on by default."""
     if device == "cuda":
         return "drafts were never measured on a GPU, which would plan no step ahead with them"
     if split.pipeline > 1:

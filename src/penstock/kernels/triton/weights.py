@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import DEVICE_HALF, SUPER, WeightFormat, device_int4, device_width
+from penstock.config.weights import SUPER, WeightFormat, device_half, device_int4, device_width
 from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
@@ -72,7 +72,7 @@ class CodedWeight:
     @property
     def half(self) -> int:
         """The values along k of half a run."""
-        return half_of(self.format)
+        return device_half(self.format)
 
     @property
     def runs(self) -> int:
@@ -96,10 +96,6 @@ class JoinedWeight:
 
 SingleWeight = DenseWeight | QuantizedWeight | CodedWeight
 Weight = SingleWeight | JoinedWeight
-
-
-def half_of(fmt: WeightFormat) -> int:
-    return min(fmt.group, DEVICE_HALF)
 
 
 def empty_codes(n: int, k: int, fmt: WeightFormat, device: torch.device | str) -> CodedWeight:
@@ -194,7 +190,7 @@ def pack_codes(codes: Tensor, fmt: WeightFormat) -> Tensor:
     """Codes [padded k, rows] as a CodedWeight holds them."""
     if fmt.bits == 8:
         return codes
-    runs = codes.unflatten(0, (-1, 2, half_of(fmt)))
+    runs = codes.unflatten(0, (-1, 2, device_half(fmt)))
     pairs: Tensor = runs[:, 0] | runs[:, 1] << 4
     return pairs.flatten(0, 1)
 

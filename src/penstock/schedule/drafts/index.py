@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-GRAM = 3  # tokens that must be equal for a match that is compared with others
-PAIR = 2  # tokens that must be equal for a match, if there is no such one
+GRAM = 3  # equal tokens of a match. If there are several matches, the longest is chosen
+PAIR = 2  # equal tokens of the match that is taken if no GRAM matches: the latest
 LONGEST = 32  # tokens of a match that are compared
 CANDIDATES = 6  # positions that a search compares
 LARGEST_TABLE = 16  # bits: 256 KiB
@@ -25,11 +25,11 @@ class Match(NamedTuple):
 
 
 class TokenIndex:
-    """An index of every GRAM and every PAIR consecutive tokens of a text that grows at its end.
+    """Finds earlier places of the same GRAM or PAIR consecutive tokens in a text that grows at its end.
 
-    Position i stands for the tokens before i. Positions of equal hash are chained from the latest to the earliest; of
-    pairs, only the latest is kept. Adding a token and searching take constant time. An index has 4 bytes a token and
-    two tables of at most 256 KiB.
+    Position i stands for the tokens before i. Positions whose GRAM has one hash are chained from the latest to the
+    earliest. For pairs only the latest position of each hash is kept. Adding a token and searching take constant time.
+    An index has 4 bytes a token and two tables of at most 256 KiB.
     """
 
     __slots__ = ("_heads", "_links", "_pair_table", "_pairs", "_shift", "_table")
@@ -71,7 +71,7 @@ class TokenIndex:
         ids = np.array(tokens, np.uint32)
         p, q, r = (np.uint32(factor) for factor in _FACTORS)
         pairs = ids[1:-1] * q + ids[2:] * r
-        # If an index occurs twice, NumPy stores both values in turn, so the last one stays.
+        # If a hash occurs several times, NumPy stores its positions in their order, so the last one stays.
         self._pair_table[pairs >> np.uint32(self._shift)] = np.arange(start, start + len(pairs), dtype=np.int32)
         slots = (ids[:-2] * p + pairs) >> np.uint32(self._shift)
         order = np.argsort(slots, kind="stable")
@@ -84,10 +84,10 @@ class TokenIndex:
         self._links.frombytes(links.tobytes())
 
     def find(self, text: Line[int], tokens: Line[int], after: int) -> Match | None:
-        """The position in `text`, the indexed one, whose tokens before it equal the most of the last of `tokens`.
+        """Returns the position in `text` before which most tokens equal the last of `tokens`; None if fewer than PAIR.
 
-        Among equally good positions, the first from `after` on is preferred, else the latest. If only PAIR tokens are
-        equal, it is the latest.
+        `text` is the indexed text. Of several positions with equally many tokens, it is the first from `after` on, or
+        the latest if all are before `after`. If only PAIR tokens are equal, it is the latest.
         """
         end = len(tokens)
         if end < GRAM:

@@ -18,9 +18,10 @@ MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of other
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
-MOST_IDLE = 6  # steps without a look for drafts, after looks that found none
-FIRST_LOOKS = 8  # looks that find none, after a prompt, before steps are left out
-MOST_LOOKS = 64  # such looks that accepted drafts may have paid for
+# A look searches the texts for drafts in a step. After looks that found none, some steps have no look.
+MOST_IDLE = 6  # steps from one look to the next, at most
+FIRST_LOOKS = 8  # looks after a prompt that may find none before steps have no look
+MOST_LOOKS = 64  # the same looks after drafts that were accepted, at most
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -50,8 +51,8 @@ class Speculation:
         self._cache = cache
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
-        self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
-        self._looks = 0.0  # that may find none before steps are left out
+        self._look_at, self._idle = 0, 0  # the step of the next look, and its distance from the last one
+        self._looks = 0.0  # looks that may still find none before steps have no look
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -65,9 +66,9 @@ class Speculation:
     def extend(self, step: StepDraft, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
 
-        A look that finds none makes the next one later: the weights have evicted this code from the processor's caches,
-        so that it takes several times as long as a profile shows. But each step that accepted drafts saved pays for a
-        look: a copy that ends often goes on after a few tokens.
+        After a look that finds none, the next one comes later: the weights have evicted this code from the processor's
+        caches, so a look takes several times as long as a profile shows. But for each step that accepted drafts saved,
+        one more look may find none: a copy that ends often goes on after a few tokens.
         """
         if step.new:
             self._look_at, self._idle = 0, 0
@@ -186,8 +187,8 @@ class Speculation:
     # -- results ----------------------------------------------------------------------------------------------
 
     def note(self, step: Outstanding, result: StepResult, seconds: float | None) -> None:
-        """Count the drafts of a step, and its time: from its plan to its result. `seconds` is None if other plans were
-        outstanding meanwhile."""
+        """Count the drafts of a step, and its time from plan to result. `seconds` is None if another plan was
+        outstanding meanwhile: the time is then not the step's alone, and does not count."""
         self._step += 1
         self._forced = dict(result.forced)
         sequences, drafted, tokens = len(step.work), 0, 0

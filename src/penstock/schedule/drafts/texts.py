@@ -89,7 +89,7 @@ class DraftCursor:
         if self.matched >= GRAM:
             return
         found = self.index.find(self.tokens, sequence, self._place)
-        # A pair alone is found too often to leave a place for it.
+        # Two equal tokens are often chance, so a place that the cursor has is not given up for them.
         if found is not None and found.position < len(self.tokens) and (found.length >= GRAM or self.position < 0):
             self.position, self.matched = found
             self._trusted = 0

@@ -16,7 +16,7 @@ WALL_SECONDS = 10.0  # for a process that gets little processor time
 
 
 class GrammarChecker:
-    """The process is started by the first grammar."""
+    """Checks grammars, and remembers the latest. The first grammar starts the process."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -33,7 +33,7 @@ class GrammarChecker:
 
     async def check(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar:
         """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while the processor
-        is busy. One caller at a time. A caller that is cancelled ends the process.
+        is busy. One caller at a time. If the caller is cancelled, the process is killed.
 
         Raises GrammarError for one that is wrong, too large, or too slow to compile.
         """
@@ -52,7 +52,7 @@ class GrammarChecker:
         return _result(checked)
 
     def close(self) -> None:
-        """End the process, at once."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
