@@ -15,8 +15,8 @@ from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
-_JSON_OF_PACKED = 12  # bytes of an answer for a packed byte of log-probabilities
-_GATHERED = 32  # tokens that an answer which is not streamed takes at a time: to be woken for each costs more
+_JSON_OF_PACKED = 12  # bytes of JSON for a byte of packed log-probabilities
+_GATHERED = 32  # tokens for which the task of an answer that is not streamed is woken: once for each token costs more
 
 
 class CollectedChoice:
@@ -121,9 +121,10 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
 async def collect(
     generation: Generation, codec: Codec, keep: Keep | None = None, unread: HeldBytes | None = None
 ) -> bytes:
-    """Returns one answer once every choice is complete, and `keep` is. Its output counts in `unread` as it grows.
+    """Returns one answer once every choice is complete, and `keep` is. `unread` counts its bytes as it grows.
 
-    Raises what the generation raises, and APIError 429 if too many bytes of answers are held."""
+    Raises what the generation raises, and APIError 429 if too many bytes of answers are held.
+    """
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates(_GATHERED)
     async with aclosing(updates):

@@ -17,7 +17,7 @@ from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
-from penstock.frontend.http.buffers import answer_buffers, body_buffers
+from penstock.frontend.http.buffers import answer_budget, body_budget
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
@@ -59,7 +59,7 @@ def create_app(
     """
     limits = limits or RequestLimits.of(config)
     storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock)
-    bodies, unread = body_buffers(limits), answer_buffers(limits)
+    bodies, unread = body_budget(limits), answer_budget(limits)
     serving = Serving(model, metrics, limits.drain_timeout, prepare)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight

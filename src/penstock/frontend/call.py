@@ -36,7 +36,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     wake_batches: Callable[[], None] = lambda: None  # called after a batch has been stored or changed
     siblings: Siblings | None = None  # None: this is the only API process
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
-    unread: HeldBytes | None = None  # the same of the budget of answers
+    unread: HeldBytes | None = None  # the answer's part of the budget of answers; None: it is not bounded
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is

@@ -9,21 +9,20 @@ import msgspec
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 
-
-# The annotation of a text or a list that must not be empty. The functions of the route check it.
+# Annotates a text or a list that must not be empty. This is for the document alone: the route's function checks it.
 NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
 
 
 def unsupported(*harmless: Any) -> msgspec.Meta:
-    """Returns the annotation of a parameter of an API that Penstock does not support. `harmless`: the values, besides
-    null, that have no effect and are accepted."""
+    """Returns the annotation of an API's parameter that Penstock does not support. `harmless` are the values that have
+    no effect, which are accepted, as null is. `refuse_unsupported` (http/body.py) refuses the others."""
     schema = {"description": "Not supported: leave it out", "enum": [None, *harmless]}
     return msgspec.Meta(extra_json_schema=schema, extra={"harmless": harmless})
 
 
 @cache
 def unsupported_fields(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...]]:
-    """Returns the unsupported fields of a struct, with the values that have no effect."""
+    """Returns the fields of a struct that are declared `unsupported`, each with its harmless values."""
     return {
         name: meta.extra["harmless"]
         for name, hint in get_type_hints(kind, include_extras=True).items()
@@ -42,7 +41,7 @@ class Operation:
     example: Mapping[str, Any] = field(default_factory=dict)  # a body, without the model's name
     query: Mapping[str, Any] = field(default_factory=dict)  # JSON Schemas of the query's parameters, by name
     answer: str | None = "application/json"  # content type; None: the answer has no body
-    shape: Any = Any  # of an answer that is JSON: see `json_schema`
+    shape: Any = Any  # of an answer that is JSON (see `json_schema`); Any: it has no schema
     stream: str | None = None  # content type of the answer if the request has "stream": true
 
 

@@ -122,8 +122,9 @@ class Generation:
     async def updates(self, gather: int = 1) -> AsyncGenerator[ChoiceUpdate, None]:
         """Yields updates in the order of the engine's deltas. Closing the generator early aborts the requests.
 
-        `gather` is the number of tokens of an update, but for the first of a choice and the last. Parts with stop
-        strings have updates of one token, since each of them is searched before the engine computes many more.
+        An update comes when `gather` tokens are there, and at once for a choice's first token and its end. A slow
+        reader gets more tokens in an update. With a stop string there is an update for each token: the engine computes
+        on until the string is found.
 
         Raises the engine's RequestRejected and EngineError, and GenerationFailed if one of these requests failed.
         """

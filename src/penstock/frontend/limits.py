@@ -16,14 +16,14 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_json_depth: int = 64
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128
-    max_pipelined: int = 16  # requests on a connection that wait for the answers before theirs
+    max_pipelined: int = 16  # requests that wait on a connection for earlier answers
     max_prompts: int = 64  # in one completion request
     max_inputs: int = 2048  # texts in one request for embeddings, scores or labels
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
     max_answer_bytes: int = 32 << 20  # estimated from tokens and log-probabilities
-    max_unread_bytes: int = 256 << 20  # of all answers over 64 KiB that are being made, or that clients have not read
+    max_unread_bytes: int = 256 << 20  # of all answers that are being made or unread, after 64 KiB of each
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries

@@ -26,18 +26,19 @@ async def give_way(done: int) -> None:
 
 
 class FewAtOnce:
-    """Does at most `most` works at a time."""
+    """Runs at most `most` pieces of work at a time; callers wait for their turn."""
 
     def __init__(self, most: int) -> None:
         self.waiting = 0  # calls that have not returned
         self._free = asyncio.Semaphore(most)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`. A thread whose caller is cancelled counts until it has ended."""
+        """Returns the result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on, and
+        counts until it ends."""
         return await self._start(lambda: asyncio.get_running_loop().run_in_executor(None, work))
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Returns the result of `work`, which goes on, and counts, when its caller is cancelled."""
+        """Returns the result of `work`. If the caller is cancelled, it goes on, and counts until it ends."""
         return await self._start(lambda: asyncio.ensure_future(work()))
 
     async def _start(self, start: Callable[[], "asyncio.Future[T]"]) -> T:

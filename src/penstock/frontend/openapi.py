@@ -38,7 +38,7 @@ _ADMIN: dict[str, tuple[str, str, Any]] = {
     "/is_sleeping": ("get", "Whether the engine is asleep", _ASLEEP),
 }
 _MAYBE = (str, None)
-_PROBED = {"/version": {"version": str}, "/metrics": Any, "/openapi.json": {str: Any}}  # others have a status
+_PROBED = {"/version": {"version": str}, "/metrics": Any, "/openapi.json": {str: Any}}  # the other probes have a status
 # Errors of the wires, by their names. OpenAI's are those of all other routes. A message names the value, the limit and
 # what to change.
 _OPENAI, _PLAIN = "OpenAIError", "PlainError"
@@ -85,7 +85,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
-    for component in components.values():
+    for component in components.values():  # add ranges; what a struct itself declares has precedence
         for name, field in component.get("properties", {}).items():
             field.update(KEYWORDS.get(name, {}) | field)
     paths: dict[str, dict[str, Any]] = {}
@@ -121,12 +121,13 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             },
         }
     )
-    # msgspec names by their modules those of several wires that have one name: tgi.Parameters and kserve.Parameters.
+    # Structs of several wires may have one name. msgspec then adds their modules, which are shortened to the wire's
+    # name here: tgi.Parameters and kserve.Parameters.
     return re.sub(rb"penstock\.frontend\.(\w+)\.\w+\.", rb"\1.", text)
 
 
 def _add_own(paths: dict[str, dict[str, Any]]) -> None:
-    """Adds the routes that are no wire's: probes, and those of the operator."""
+    """Adds the routes that belong to no wire: probes, and the operator's."""
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         content = {kind: {"schema": json_schema(_PROBED.get(path, {"status": str}))}}
@@ -219,7 +220,7 @@ def _failures(wire: Wire, statuses: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _add_answers(content: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Adds the answers of another wire with the same path. `content` has a schema for each type."""
+    """Adds the answers of another wire with the same path to `content`: a schema for each content type."""
     for kind, one in more.items():
         first = content.setdefault(kind, one)
         if first is not one and "schema" in first:

@@ -30,7 +30,7 @@ from penstock.frontend.http.asgi import (
     trace_headers,
 )
 from penstock.frontend.http.body import read_body, read_upload
-from penstock.frontend.http.buffers import Buffers, HeldBytes
+from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import deadlines
@@ -57,8 +57,8 @@ class Site:
     serving: Serving
     limits: RequestLimits
     seed: int | None
-    bodies: Buffers
-    unread: Buffers  # large answers
+    bodies: ByteBudget
+    unread: ByteBudget  # of large answers
     tracer: Tracer | None = None
     store: ModelStore | None = None  # lets clients download and delete models; None: they may not
     storage: Database | None = None
@@ -210,6 +210,7 @@ class _GenerateRoute(_Route):
                     del body
                     held.release()
                     made = call if isinstance(call, Answer) else await self._generate(call, version, info, send)
+                # The version is free now: a reload does not wait for a client that reads slowly.
                 if made is not None:
                     await _send_answer(made, info, send)
         except ClientGone:
@@ -305,7 +306,7 @@ async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
 
 
 async def _send_answer(answer: Answer, info: RequestInfo, send: Send) -> None:
-    """Raises APIError 429 before anything is sent if the answer does not fit in the budget."""
+    """Sends an answer. Raises APIError 429 before anything is sent if the answer does not fit in the budget."""
     info.unread.become(len(answer.body))
     headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
     await respond(send, answer.status, answer.body, answer.content_type, headers)

@@ -44,8 +44,8 @@ class ServedModel:
     grammars: GrammarChecker = field(init=False, compare=False)
     encoder: PromptEncoder = field(init=False, compare=False)
     prompt_workers: PromptWorkers = field(init=False, compare=False)
-    large_prompts: FewAtOnce = field(init=False, compare=False)  # that call them
-    # That call `grammars.check`, whose process does one at a time.
+    large_prompts: FewAtOnce = field(init=False, compare=False)  # runs the calls of `prompt_workers`
+    # Runs the calls of `grammars.check`, whose process checks one grammar at a time.
     grammar_checks: FewAtOnce = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import KEY_PROTOCOL, bearer
 from penstock.frontend.http.asgi import Answer, ASGIApp, Headers, Message, Receive, Scope, Send
 from penstock.frontend.http.body import check_json
-from penstock.frontend.http.buffers import Buffers, HeldBytes
+from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.inner import InnerRequest
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.limits import RequestLimits
@@ -68,8 +68,8 @@ async def serve_socket(
     send: Send,
     codec: SocketCodec,
     limits: RequestLimits,
-    bodies: Buffers,
-    unread: Buffers,
+    bodies: ByteBudget,
+    unread: ByteBudget,
     encode_error: Callable[[APIError], Answer],
 ) -> None:
     """Accepts a handshake, and returns when the socket is closed and its requests have ended."""
@@ -89,8 +89,8 @@ class _Socket:
         send: Send,
         codec: SocketCodec,
         limits: RequestLimits,
-        bodies: Buffers,
-        unread: Buffers,
+        bodies: ByteBudget,
+        unread: ByteBudget,
         encode_error: Callable[[APIError], Answer],
     ) -> None:
         self._scope = scope

@@ -25,7 +25,7 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
-from penstock.frontend.http.buffers import Buffers, HeldBytes
+from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
@@ -107,8 +107,8 @@ class Access:
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
         retry_after: Callable[[], int],
-        bodies: Buffers,
-        unread: Buffers,
+        bodies: ByteBudget,
+        unread: ByteBudget,
         cors_origins: Sequence[str] = (),
         is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
@@ -120,7 +120,7 @@ class Access:
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
-        `bodies` is the budget of what is being received, `unread` that of large answers. Pages of `cors_origins` may
+        `bodies` is the budget of bodies, `unread` that of large answers. Pages of `cors_origins` may
         send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
         is served.

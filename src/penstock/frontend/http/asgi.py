@@ -44,7 +44,7 @@ class RequestInfo(msgspec.Struct):
 
     request_id: str
     start: float  # when the request arrived, on time.monotonic()
-    unread: HeldBytes  # the answer's part of the budget
+    unread: HeldBytes  # the answer's part of the budget of answers
     admin: bool = False  # the request may use the operator's routes
     tenant: str = ""  # identifies the API key; "" without keys
     answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none

@@ -98,9 +98,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def refuse_unsupported(fields: msgspec.Struct, where: str = "") -> None:
-    """Raises APIError 400 for a parameter that is declared `unsupported` and whose value is not one without effect.
+    """Raises APIError 400 for a parameter that is declared `unsupported` and has a value with an effect.
 
-    `where` is the path of `fields` in the body.
+    `where` is the path of `fields` in the body, with a dot at its end.
     """
     for name, accepted in unsupported_fields(type(fields)).items():
         value = getattr(fields, name)

@@ -1,5 +1,7 @@
-"""Budgets of bytes: one for the bodies that are being received or decoded, one for large answers that clients have not
-read. And the return of their memory."""
+"""Bounds the memory of bodies and of large answers, each by a budget of bytes, and gives freed memory to the system.
+
+Bodies count while they are received and decoded, answers while they are made and until their clients have read them.
+"""
 
 import asyncio
 import ctypes
@@ -11,26 +13,26 @@ from penstock.frontend.limits import RequestLimits
 
 _TRIM_BYTES = 16 << 20  # freed since the last trim: less is not worth the time
 _TRIM_SECONDS = 1.0  # from the first release to the trim, which so follows many releases
-
-
 SMALL_ANSWER = 64 << 10  # bytes; the socket's own buffer may have as many
 
-Refusal = Callable[[int, int], APIError]  # of the bytes in use and the limit
+Refusal = Callable[[int, int], APIError]  # makes the error from the bytes in use and the limit
 
 
-def body_buffers(limits: RequestLimits) -> "Buffers":
+def body_budget(limits: RequestLimits) -> "ByteBudget":
     """The budget of bodies."""
-    return Buffers(max(limits.max_buffered_bytes, limits.max_body_bytes), partial(_too_many_bodies, limits.retry_after))
+    return ByteBudget(
+        max(limits.max_buffered_bytes, limits.max_body_bytes), partial(_too_many_bodies, limits.retry_after)
+    )
 
 
-def answer_buffers(limits: RequestLimits) -> "Buffers":
-    """The budget of answers. The first bytes of each are not counted: the number of requests in flight bounds those."""
+def answer_budget(limits: RequestLimits) -> "ByteBudget":
+    """The budget of answers. The first 64 KiB of each do not count: the limit of requests in flight bounds those."""
     most = max(limits.max_unread_bytes, limits.max_answer_bytes)
-    return Buffers(most, partial(_too_many_answers, limits.retry_after), free=SMALL_ANSWER)
+    return ByteBudget(most, partial(_too_many_answers, limits.retry_after), free=SMALL_ANSWER)
 
 
-class Buffers:
-    """Counts the bytes of all bodies, or of all answers."""
+class ByteBudget:
+    """Counts the bytes of all bodies, or of all answers, up to a limit."""
 
     def __init__(self, limit: int, refusal: Refusal, free: int = 0) -> None:
         """`limit` is in bytes. The first `free` bytes of each body or answer are not counted."""
@@ -50,11 +52,11 @@ class Buffers:
         asyncio.get_running_loop().call_soon(self._turn.release)
 
     def hold(self) -> "HeldBytes":
-        """Returns the count of one body or answer, which is empty at first."""
+        """Returns the count of a new body or answer, which starts at 0."""
         return HeldBytes(self)
 
     def take(self, count: int, *, may_pass: bool = False) -> None:
-        """Raises APIError 429 if all together would pass the limit, unless they may."""
+        """Counts bytes. Raises APIError 429 if all together would pass the limit, unless `may_pass` is true."""
         if self.used + count > self._limit and not may_pass:
             raise self._refusal(self.used, self._limit)
         self.used += count
@@ -79,9 +81,9 @@ class HeldBytes:
 
     __slots__ = ("_buffers", "_count", "_free")
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: ByteBudget) -> None:
         self._buffers = buffers
-        self._free = buffers.free
+        self._free = buffers.free  # bytes that may still come before any count
         self._count = 0
 
     async def turn(self) -> None:
@@ -111,7 +113,7 @@ class HeldBytes:
             self._count += count
 
     def become(self, count: int) -> None:
-        """Counts an answer of `count` bytes in place of what was counted so far. Raises as `add_made`."""
+        """Replaces what was counted so far by an answer of `count` bytes. Raises as `add_made`."""
         more = max(count - self._buffers.free, 0) - self._count
         self._free = 0
         if more < 0:

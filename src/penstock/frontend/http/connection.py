@@ -46,7 +46,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._unread = UnreadTimer(limits.write_timeout)
         self._header_bytes = 0  # received of a request whose headers are not complete
-        self._running: RequestResponseCycle | None = None  # the request that is answered; `cycle` is the last received
+        # The request that is being answered. uvicorn's `cycle` is the last one received, which may wait in `pipeline`.
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,8 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
         _check_authority(self.url, self.headers)
         if len(self.pipeline) >= self._limits.max_pipelined:
             most = self._limits.max_pipelined
+            # Only the log gets this message: the answer to an earlier request is under way, so the connection ends.
             message = (
-                f"more than {most} requests wait for the answers before theirs, the limit on a connection; read some"
+                f"more than {most} requests wait on a connection for earlier answers; the limit is {most}: read "
+                "answers sooner, or open more connections"
             )
             raise APIError(429, message, code="too_many_pipelined")
         super().on_headers_complete()
@@ -135,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end()
 
     def _end(self) -> None:
-        """Closes the connection when the client has read what was written, but does not wait for that forever."""
+        """Closes the connection when the client has read what was written, or after `write_timeout`."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._unread.start(self.transport, self.loop)
@@ -145,10 +148,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _abort_requests(self) -> None:
-        """Ends the request that is answered, and the last one received. uvicorn ends only the latter, so a client that
-        sent another request behind a stream could leave, and the stream went on."""
+        """Ends the request that is being answered, and the last one received. uvicorn ends the last one alone: a stream
+        would go on after its client left if another request waits behind it. Requests between these never start."""
         for cycle in (self._running, self.cycle):
-            if cycle is not None and not cycle.response_complete:  # the app must not answer any more
+            if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
@@ -191,8 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect(None)
         body = self._refuse(error, self.client)
         running = self._running
-        answers = running is not None and running is not self.cycle and not running.response_complete
-        if not answers and (
+        earlier = running is not None and running is not self.cycle and not running.response_complete
+        if not earlier and (
             self.cycle is None
             or self.cycle.response_complete
             or (self.cycle.more_body and not self.cycle.response_started)
@@ -228,7 +231,7 @@ class UnreadTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """The buffer is full, or the connection closes when it is empty."""
+        """Call when the buffer is full, or when the connection is to close once it is empty."""
         self.stop()
         self._timer = loop.call_later(self._seconds, transport.abort)
 

@@ -21,7 +21,8 @@ class InnerRequest:
         unread: HeldBytes,
     ) -> None:
         """`connection` is the scope of the connection it came on. `path` is not encoded. `headers` are those besides
-        the body's. Without a body it is a GET request. `unread` counts the answer, until the caller releases it."""
+        the body's. Without a body it is a GET request. `unread` counts the bytes of the answer until the caller
+        releases it."""
         self.unread = unread
         self._app = app
         self._body = body

@@ -1,4 +1,4 @@
-"""Follows a response while it is sent."""
+"""Adds headers to a response, and counts a large one until its client has read it."""
 
 from collections.abc import Awaitable
 
@@ -7,12 +7,13 @@ from penstock.frontend.http.buffers import SMALL_ANSWER, HeldBytes
 
 
 class ResponseTracker:
-    """Adds headers to a response, and tracks its status, whether it is complete, and whether its client reads it."""
+    """Sends a response with more headers, and holds its status and whether it is complete."""
 
     __slots__ = ("_headers", "_lasting", "_send", "_unread", "complete", "status")
 
     def __init__(self, send: Send, headers: Headers, unread: HeldBytes, *, lasting: bool) -> None:
-        """`lasting`: what was sent is still in memory, and the caller releases `unread`."""
+        """`unread` counts the bytes of the response. `lasting`: what was sent stays in memory, so the caller releases
+        `unread`; else it is released when the client has read a large body."""
         self._lasting = lasting
         self._send = send
         self._headers = headers
@@ -39,8 +40,8 @@ class ResponseTracker:
         return self._send(message)
 
     async def _send_large(self, message: Message) -> None:
-        """Returns when the client has read the body, or has not within `write_timeout`. So the request is in flight,
-        and its bytes count, as long as they are in memory. Raises APIError 429."""
+        """Returns when the client has read the body, or after `write_timeout`. Until then the request is in flight and
+        its bytes count, since they are in memory. Raises APIError 429 if too many bytes of answers are held."""
         body: bytes = message["body"]
         more: bool = message.get("more_body", False)
         self._unread.become(len(body))

@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.http.buffers import Buffers
+from penstock.frontend.http.buffers import ByteBudget
 from penstock.frontend.http.connection import LINGER_SECONDS, UnreadTimer, end_connection
 from penstock.frontend.limits import RequestLimits
 
@@ -18,7 +18,7 @@ _TRY_AGAIN_LATER = 1013  # https://www.iana.org/assignments/websocket
 class BoundedSocket(WebSocketsSansIOProtocol):
     """Closes the connection of a client that does not read, and that of one whose message exceeds a limit."""
 
-    def __init__(self, limits: RequestLimits, bodies: Buffers, **kwargs: Any) -> None:
+    def __init__(self, limits: RequestLimits, bodies: ByteBudget, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._held = bodies.hold()  # bytes of the message that is arriving
         self._unread = UnreadTimer(limits.write_timeout)
@@ -62,7 +62,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)  # it may never read what is left to send
 
     async def send(self, message: Any) -> None:
-        """Returns when the client has read most of the message, so that its sender counts it until then."""
+        """Returns when the client has read most of the message: until then its sender counts the bytes."""
         await super().send(message)
         await self.writable.wait()
 

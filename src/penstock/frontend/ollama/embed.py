@@ -14,12 +14,12 @@ from penstock.frontend.http.body import decode
 from penstock.frontend.ollama.options import check_model
 from penstock.frontend.requests.pooling import (
     Vectors,
-    check_answer,
     check_count,
+    encode_with_items,
     normalized,
     pooling_of,
+    reserve_vectors,
     vectors,
-    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.texts import encode
@@ -67,7 +67,7 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
         "load_duration": 0,
         "prompt_eval_count": sum(len(text.ids) for text in texts),
     }
-    return await with_items(answer, "embeddings", len(found), width, lambda at: list(found[at.start : at.stop]))
+    return await encode_with_items(answer, "embeddings", len(found), width, lambda at: list(found[at.start : at.stop]))
 
 
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
@@ -90,7 +90,7 @@ async def _vectors(
 ) -> tuple[Vectors, list[TextTokens]]:
     """With `cut`, texts that are too long are cut."""
     check_count(len(inputs), param, context)
-    check_answer(len(inputs), pooling.width, context)
+    reserve_vectors(len(inputs), pooling.width, context)
     prompt = pooling.prompts.get(pooling.default_prompt, "")
     pairs = [(prompt + text if text else "", None) for text in inputs]
     texts = await encode(context, pairs, param, cut=context.model.max_model_len if cut else None)

@@ -15,14 +15,14 @@ from penstock.frontend.http.body import decode
 from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
-    check_answer,
     check_count,
     cut_limit,
+    encode_with_items,
     normalized,
     pooling_of,
+    reserve_vectors,
     token_usage,
     vectors,
-    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.prompts import check_ids
@@ -63,7 +63,7 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     inputs = _split(fields.input)
     check_count(len(inputs), "input", context)
-    check_answer(len(inputs), width, context)
+    reserve_vectors(len(inputs), width, context)
     texts = await _encode(fields, pooling, inputs, context)
     found = await vectors(
         context, texts, "embeddings", salt=fields.cache_salt, priority=fields.priority or 0, timeout=fields.timeout
@@ -73,7 +73,7 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     as_base64 = fields.encoding_format == "base64"
     answer = {"object": "list", "data": [], "model": context.model.name, "usage": token_usage(texts)}
     found = np.ascontiguousarray(found)
-    return await with_items(answer, "data", len(found), width, partial(_items, found, as_base64=as_base64))
+    return await encode_with_items(answer, "data", len(found), width, partial(_items, found, as_base64=as_base64))
 
 
 def _check(fields: EmbeddingFields, pooling: PoolingFacts) -> int:

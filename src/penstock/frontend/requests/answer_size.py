@@ -14,7 +14,7 @@ TOKEN_BYTES = 8  # of a token's text in an answer
 ROW_BYTES = 100  # of a log-probability with its token
 
 
-def check_answer_size(
+def reserve_answer(
     prompts: Sequence[int],
     max_tokens: Sequence[int],
     n: int,
@@ -22,9 +22,9 @@ def check_answer_size(
     prompt_logprobs: int | None,
     context: RequestContext,
 ) -> None:
-    """Raises APIError 400 if the answer could have more bytes than the limit, and 429 if too many bytes of answers are
-    held for those of the prompts.
+    """Counts the bytes that the answer will have for its prompts in the budget of answers.
 
+    Raises APIError 400 if the answer could have more bytes than the limit, and 429 if the budget is spent.
     `prompts` and `max_tokens` are the numbers of tokens of each prompt, and of each of its choices. `logprobs` and
     `prompt_logprobs` are the numbers of alternatives, or None.
     """

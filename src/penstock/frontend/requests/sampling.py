@@ -11,7 +11,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.requests.answer_size import check_answer_size
+from penstock.frontend.requests.answer_size import reserve_answer
 from penstock.frontend.requests.deadlines import check_timeout, deadlines
 from penstock.frontend.requests.prompts import tokens_left
 from penstock.messages import GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
@@ -112,7 +112,7 @@ def make_parts(
     """
     _check_stop(options.stop, context.limits)
     sizes = [len(prompt) for prompt in prompts]
-    check_answer_size(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context)
+    reserve_answer(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context)
     deadline, first_token_deadline = deadlines(context, options.timeout, options.first_token_timeout)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):

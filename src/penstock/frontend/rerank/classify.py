@@ -12,14 +12,14 @@ from penstock.frontend.http.body import decode
 from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
-    check_answer,
     check_count,
     cut_limit,
+    encode_with_items,
     pooling_of,
     probabilities,
+    reserve_vectors,
     token_usage,
     vectors,
-    with_items,
     wrong_task,
 )
 from penstock.frontend.requests.texts import encode
@@ -46,7 +46,7 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     check_count(len(inputs), "input", context)
-    check_answer(len(inputs), pooling.width, context)
+    reserve_vectors(len(inputs), pooling.width, context)
     texts = await encode(
         context, [(text, None) for text in inputs], "input", cut=cut_limit(fields.truncate_prompt_tokens, context)
     )
@@ -60,7 +60,7 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
         "usage": token_usage(texts),
     }
     rows = probabilities(found, pooling.activation)
-    return await with_items(answer, "data", len(rows), pooling.width, partial(_items, rows, pooling.labels))
+    return await encode_with_items(answer, "data", len(rows), pooling.width, partial(_items, rows, pooling.labels))
 
 
 def _items(rows: Vectors, labels: Sequence[str], places: range) -> list[Any]:

@@ -29,13 +29,13 @@ function typeOf(schema) {
   return [schema.type ?? "anything"].flat().join(" or ");
 }
 
-// The range of a number's values.
+// The range of a number's values, as text after its type.
 function rangeOf({ minimum, maximum }) {
   if (minimum === undefined) return "";
   return maximum < 1e6 ? `, ${minimum} to ${maximum}` : minimum > -1e6 && `, ${minimum} or more`;
 }
 
-// [name, schema] of the objects in a schema whose fields are known.
+// Returns [name, schema] for each object in a schema that lists its fields.
 function objects(spec, schema, name) {
   const [found, own] = resolve(spec, schema);
   if (found.properties) return [[found.properties.type?.const ?? (own || name), found]];
@@ -74,7 +74,7 @@ function example(operation, model) {
   return `curl${method} ${location.origin}${path}${key}${data}`;
 }
 
-// A path that may go on in the next line after a slash.
+// A path that may continue in the next line from a slash on.
 const breakable = (path) => path.replaceAll(/(?<=.)\//g, "\u200b/");
 const anchor = (operation) => `${operation.method}${operation.path.replaceAll(/[^\w]+/g, "-")}`;
 
