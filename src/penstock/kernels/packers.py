@@ -46,7 +46,7 @@ class Packer(Protocol):
 
 @runtime_checkable
 class CodePacker(Packer, Protocol):
-    """Packs rows of a GGUF file as well."""
+    """Packs rows of floats, and rows as a GGUF file holds them."""
 
     def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
         """Like `put`, for rows as a GGUF file holds them, of the type `stored`: uint8 [rows, bytes of a row], on the
@@ -132,8 +132,7 @@ class CodedPacker:
 
 
 class DeviceSections:
-    """Provides CodePacker for sections that have packers of their own. Rows that are put together belong to one
-    section."""
+    """Provides CodePacker for sections of rows, each with a packer of its own. One call has rows of one section."""
 
     def __init__(self, sections: Sequence[tuple[int, Packer]]) -> None:
         """`sections` are (rows, packer), from the first row on."""
@@ -184,9 +183,9 @@ def select_packing(
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
-    codes = bool(instruction_sets())  # native code decodes them
+    codes = bool(instruction_sets())  # without native code, nothing decodes the blocks of a GGUF file
 
-    def one(shape: tuple[int, ...], fmt: DeviceScheme | WeightFormat) -> Packer:
+    def single(shape: tuple[int, ...], fmt: DeviceScheme | WeightFormat) -> Packer:
         if fmt == "bf16" or fmt == "f32":
             return DensePacker(shape, getattr(torch, dtype), device)
         if isinstance(fmt, WeightFormat):
@@ -201,7 +200,7 @@ def _on_device(dtype: str, quantization: str, group: int, device: torch.device) 
             for rows, stored in sections or ((shape[0], ()),)
         ]
         if len({fmt for _, fmt in parts}) == 1:
-            return one(shape, parts[0][1])
-        return DeviceSections([(rows, one((rows, *shape[1:]), fmt)) for rows, fmt in parts])
+            return single(shape, parts[0][1])
+        return DeviceSections([(rows, single((rows, *shape[1:]), fmt)) for rows, fmt in parts])
 
     return packer

@@ -1,5 +1,5 @@
-"""Recognises norms and MLPs among torch's modules by the graph of their forward, which torch.fx traces, and not by
-their class or the names in their code."""
+"""Recognises norms and MLPs among torch's modules by the graph of their forward, which torch.fx traces. The class and
+the names of an MLP's modules do not matter; a norm's weight must be called `weight`."""
 
 import operator
 from dataclasses import dataclass
@@ -49,15 +49,15 @@ class MlpParts:
 
 
 def norm_of(module: nn.Module) -> NormParts | None:
-    """Returns what a norm computes; None if the module is none of ours."""
+    """Returns what a norm computes; None if the module is not a norm that our kernels compute."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or any(True for _ in module.children()):
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _is_leaf(module):
         return None
     if bias is not None and bias.dtype != weight.dtype:
         return None
     if type(module) is nn.LayerNorm:
         return NormParts(weight.detach(), None if bias is None else bias.detach(), module.eps, True)
-    constants = [value for value in vars(module).values() if type(value) is float]
+    constants = [value for value in vars(module).values() if type(value) is float]  # eps, under any name
     if len(constants) != 1 or len(list(module.parameters())) != 1:
         return None
     if _graph(module) != _rms_graph(constants[0]):
@@ -66,9 +66,9 @@ def norm_of(module: nn.Module) -> NormParts | None:
 
 
 def mlp_of(module: nn.Module) -> MlpParts | None:
-    """Returns how a module of two or three plain linear modules computes; None if it is no MLP of ours."""
+    """Returns the parts of an MLP of two or three plain linear modules; None if our kernels do not compute it."""
     linears = [name for name, child in module.named_children() if type(child) is nn.Linear]
-    leaves = all(not any(True for _ in child.children()) for child in module.children())
+    leaves = all(map(_is_leaf, module.children()))
     if len(linears) not in (2, 3) or not leaves or len(list(module.parameters())) > 2 * len(linears):
         return None
     graph = _graph(module)
@@ -78,7 +78,7 @@ def mlp_of(module: nn.Module) -> MlpParts | None:
 
 
 def activation_name(function: Any) -> str | None:
-    """Returns the name in UNGATED of a function, by its values; None if it is another one."""
+    """Returns the name in UNGATED of the function that gives the same values; None if there is none."""
     if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
         return None
     x = torch.cat((torch.linspace(-20, 20, 4001), torch.tensor([-1e4, -200.0, 200.0, 1e4])))
@@ -86,14 +86,18 @@ def activation_name(function: Any) -> str | None:
     return next((name for name, ours in UNGATED.items() if torch.allclose(y, ours(x), rtol=1e-5, atol=1e-6)), None)
 
 
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(True for _ in module.children())
+
+
 class _ForwardTracer(fx.Tracer):
-    """Traces the forward of one module, whose children stay calls."""
+    """Traces the forward of one module. Its children are not traced: they stay calls of modules."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
-# (kind, target, (arguments, keywords)). An argument that is the result of a step is the step's place, ("node", place).
+# (kind, target, (arguments, keywords)). An argument that is the result of a step is ("node", the step's place).
 _Step = tuple[str, Any, tuple[Any, Any]]
 _Graph = list[_Step]
 
@@ -147,12 +151,12 @@ def _gated(module: nn.Module, graph: _Graph) -> MlpParts | None:
 
 
 def _chain(*steps: tuple[int, _Step]) -> bool:
-    """Whether the only argument of each step, but for keywords, is the result of the step at that place."""
+    """Whether each step has one positional argument: the result of the step at the place before it in the pair."""
     return all(arguments == (("node", place),) for place, (_, _, (arguments, _)) in steps)
 
 
 def _linears(module: nn.Module, *steps: _Step) -> bool:
-    """Whether each step calls a linear module of its own."""
+    """Whether each step calls a plain linear module, and no two steps the same one."""
     linears = [
         name for kind, name, _ in steps if kind == "call_module" and type(module.get_submodule(name)) is nn.Linear
     ]

@@ -1,5 +1,5 @@
-"""Gives a model of torch's modules our kernels: each plain Linear, a plain embedding that shares its matrix, norms, and
-MLPs whose activation joins a product."""
+"""Replaces parts of a model of torch's modules by our kernels: plain Linear modules, a plain embedding that shares the
+weight of one, norms, and MLPs, whose activation is computed with the first product."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from penstock.kernels import Kernels
 from penstock.kernels.linear import Linear
 from penstock.models.module_graphs import MlpParts, NormParts, mlp_of, norm_of
 
-HALF_BLOCK = 8  # columns of the gate, then as many of what it gates, in a packed gated weight
+HALF_BLOCK = 8  # a packed gated weight has so many columns of the gate, then so many of what it gates, and so on
 
 
 class PackedLinear(nn.Module):
-    """Computes what an nn.Linear computes, with a weight that is packed for our kernels."""
+    """Computes what an nn.Linear computes, with our kernels and a packed weight."""
 
     def __init__(self, linear: Linear, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> None:
         super().__init__()
@@ -31,13 +31,14 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight [out, in] without its layout, for code that multiplies by itself. It is computed at each call."""
+        """The weight [out, in] as a plain matrix, for code that multiplies without this module. It is computed at each
+        call."""
         product: Tensor = self(torch.eye(self.in_features, dtype=self.dtype))
         return (product if self.bias is None else product - self.bias).t()
 
 
 class PackedHalf(nn.Module):
-    """Computes what one of two linears of a gated weight computes: the first, which is the gate, or the second."""
+    """Computes one of the two linear modules that a gated weight holds: the gate (place 0), or what it gates (1)."""
 
     def __init__(self, both: PackedLinear, place: int) -> None:
         super().__init__()
@@ -138,6 +139,7 @@ def pack_modules(model: nn.Module, kernels: Kernels) -> int:
             setattr(parent, name, packed if module is plain else PackedEmbedding(packed))
     for module, mlp in mlps:
         up, down = getattr(module, mlp.up), getattr(module, mlp.down)
+        # A gated MLP gets our forward only if its gate and `up` were packed together.
         first = up.both if isinstance(up, PackedHalf) else None if mlp.gate else up
         if isinstance(first, PackedLinear) and isinstance(down, PackedLinear):
             module.__dict__["forward"] = MlpForward(first, down, mlp)
@@ -149,7 +151,7 @@ def pack_modules(model: nn.Module, kernels: Kernels) -> int:
 
 @contextmanager
 def their_forwards(model: nn.Module) -> Iterator[None]:
-    """Takes our forwards from a model's modules for a while."""
+    """Removes our forwards from a model's modules until the context ends."""
     ours = [(module, module.__dict__.pop("forward")) for module in model.modules() if "forward" in vars(module)]
     try:
         yield
@@ -159,7 +161,8 @@ def their_forwards(model: nn.Module) -> Iterator[None]:
 
 
 def _pack_gated(module: nn.Module, mlp: MlpParts, linear: Linear, users: _Users) -> int:
-    """Packs the gate of an MLP with what it gates, if nothing else uses them. Returns the bytes of the weight."""
+    """Packs the gate of an MLP with what it gates in one weight, if nothing else uses these. Returns its bytes; 0 if
+    they stay apart."""
     halves: list[nn.Linear] = [getattr(module, mlp.gate), getattr(module, mlp.up)]
     gate, up = halves
     alone = all(len(users[half.weight.data_ptr()]) == 1 for half in halves)

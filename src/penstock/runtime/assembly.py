@@ -28,8 +28,8 @@ def limits_of_step(config: EngineConfig, proposer: Proposer | None) -> StepLimit
 
 
 def check_proposer(proposer: Proposer | None, kernels: Kernels, device: Device) -> None:
-    """Raises ValueError if the host would plan positions before it knows which drafts are accepted. The scheduler's
-    drafts have no token in flight before them."""
+    """Raises ValueError if a proposer's drafts need attention that the host plans: it would plan positions before it
+    knows which drafts are accepted. The scheduler drafts only when no token is in flight, so its drafts are allowed."""
     if proposer is not None and not device.shared and isinstance(kernels.attention, PlannedAttention):
         raise ValueError("a proposer needs attention that reads positions on the device: leave it out")
 

@@ -64,7 +64,7 @@ class ResidentBatch:
         # Not yet sent to the device: rows, token ids and blocks, the last two by their place in the flattened arrays.
         self._started: list[int] = []
         self._learned: list[tuple[int, int]] = []
-        self._recounted: list[int] = []
+        self._recounted: list[int] = []  # rows that had drafts: their numbers of computed tokens changed
         self._table_places: list[NDArray[np.int64]] = []
         self._table_blocks: list[Sequence[int]] = []
 
@@ -162,8 +162,8 @@ class ResidentBatch:
                 self._set_tokens(row, int(self.num_tokens[row]), work.draft_ids)
 
     def learn(self, seq: int, tokens: Sequence[int], drafts: int = 0) -> None:
-        """Set the last known tokens of a sequence, which were sampled elsewhere in a step that had so many drafts of
-        it. One that has gone is passed over."""
+        """Set the last tokens of a sequence, which another rank sampled in a step with `drafts` drafts of it. Does
+        nothing if the sequence has gone."""
         occupant = self.occupants.get(seq)
         if occupant is None or not tokens:
             return
@@ -172,7 +172,7 @@ class ResidentBatch:
         if drafts:
             self.take_back_drafts((occupant,), (1 + drafts - len(tokens),))
             if self._shared:
-                self.state.computed[row] = int(self.num_computed[row])  # the step here had no sampled tokens
+                self.state.computed[row] = int(self.num_computed[row])  # this rank had no sampled tokens to count by
             else:
                 self._recounted.append(row)
         self._set_tokens(row, int(self.num_tokens[row]) - len(tokens), tokens)

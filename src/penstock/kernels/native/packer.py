@@ -101,7 +101,7 @@ class SectionPacker:
 
 
 def section_at(sections: Sequence[tuple[int, P]], start: int) -> tuple[P, int]:
-    """The packer of a row, and the row's number there. `sections` are (rows, packer), from the first row on."""
+    """Returns the packer of a row, and the row's number there. `sections` are (number of rows, packer) in order."""
     first = start
     for rows, packer in sections:
         if 0 <= first < rows:

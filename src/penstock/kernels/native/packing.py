@@ -49,7 +49,7 @@ class PackedWeight:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """The weight as ops read it. Made once, because the tensors never move."""
+        """The weight as ops read it. It is made once, since the memory of the tensors never moves."""
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in self.parts.values())
         return Matrix(*pointers, self.n, self.k, native_format(self.format))
 

@@ -233,8 +233,8 @@ class Session:
         self.team = team
         self._program: Program | None = None
         self._rows = c_int64()  # the rows of an op that runs at once
-        self._one = (TaggedOp * 1)()  # an op that runs at once
-        self._op = self._one[0].op  # its memory
+        self._one = (TaggedOp * 1)()  # the op that runs at once
+        self._op = self._one[0].op  # its fields, which every op overwrites
 
     def wake(self) -> None:
         """Wake the threads, as a step begins: its first op comes soon."""

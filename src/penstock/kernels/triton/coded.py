@@ -25,8 +25,8 @@ def coded_linear(
     fixed: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product. `out`
-    may be columns of a wider tensor; there is no residual then."""
+    """Returns the product of x [rows, k], [rows, n] in the dtype, plus the bias and a residual [rows, n]. `fixed`: see
+    tile_product. `out`, if given, gets the product. It may be columns of a wider tensor, then without a residual."""
     rows, (n, k) = len(x), weight.shape
     if out is None:
         out = torch.empty(rows, n, dtype=dtype, device=x.device)
@@ -45,7 +45,8 @@ def coded_linear(
 
 
 def coded_rows(token_ids: Tensor, weight: CodedWeight, dtype: torch.dtype, first: int) -> Tensor:
-    """The rows of token_ids [tokens] in the dtype; row 0 is token `first`'s. Zeros for tokens that have no row."""
+    """Returns the weight's rows [tokens, k] of token_ids [tokens] in the dtype. Its row 0 belongs to token `first`.
+    Tokens that have no row get zeros."""
     n, k = weight.shape
     out = torch.empty(len(token_ids), k, dtype=dtype, device=token_ids.device)
     if len(out):
@@ -63,7 +64,8 @@ def columns_of(weight: CodedWeight) -> int:
 
 
 def constants(weight: CodedWeight) -> dict[str, Any]:
-    """What `add_run` is compiled for. A table is one number of 16 bytes: its values plus 128, the first one lowest."""
+    """Returns what `add_run` is compiled for. A table is one number of 16 bytes: its values plus 128, the first in the
+    lowest byte."""
     fmt = weight.format
     table = bytes(value + 128 for value in TABLES.get(fmt.codes, ()))
     return {
@@ -77,7 +79,8 @@ def constants(weight: CodedWeight) -> dict[str, Any]:
 
 @triton.jit
 def load_run(lines, run, real, k, HALF: tl.constexpr):
-    """x of a run's two halves, [rows, HALF] each. `lines` are where the rows of x begin, `real` those that exist."""
+    """Returns x for the two halves of a run, [rows, HALF] each. `lines` are the addresses of the rows of x; `real` says
+    which rows exist."""
     at = run * (2 * HALF) + tl.arange(0, HALF)
     low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
     high = tl.load(lines + (at + HALF)[None, :], mask=real[:, None] & (at + HALF < k)[None, :], other=0.0)
@@ -105,7 +108,7 @@ def add_run(
     HALF: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Returns `sums` plus the products of the 2 HALF values along k of a run."""
+    """Returns `sums` plus the products along k of a run: 2 HALF values."""
     at = run * (HALF if HALF_BYTES else 2 * HALF) + tl.arange(0, HALF)
     place = codes + at.to(tl.int64)[:, None] * width + column[None, :]
     first = tl.load(place, mask=within[None, :], other=0)
@@ -144,10 +147,10 @@ def _load_group(scales, super_scales, mins, super_mins, group, width, column, wi
 
 @triton.jit
 def _widen(codes, scale, least, HAS_MINS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr):
-    """Codes [HALF, columns] to values of the dtype, which are computed in fp32 and rounded once.
+    """Returns the values of codes [HALF, columns]. They are computed in fp32 and rounded once to the dtype.
 
-    fp32's bits of 256 with a code as the first eight bits of the mantissa are 256 + code. This avoids conversions from
-    integers, which are slow on a multiprocessor.
+    The bits of 256 in fp32, with a code in the first eight bits of the mantissa, are the bits of 256 + code. This
+    avoids conversions from integers, which are slow on a multiprocessor.
     """
     codes = codes.to(tl.uint32)
     if TABLE != 0:
@@ -180,7 +183,7 @@ def _rows(
     HALF: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """Each program computes some runs of one token's row. They are the columns of the tiles here."""
+    """Each program writes RUNS runs of one token's row, as a tile [HALF, RUNS] for each half."""
     token = tl.load(token_ids + tl.program_id(0)) - first
     exists = (token >= 0) & (token < n)
     run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)

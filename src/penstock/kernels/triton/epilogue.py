@@ -26,8 +26,8 @@ def launch(
 ) -> Tensor:
     """`out` [rows, n], filled by a product's kernel with this tiling, plus bias [n] and residual [rows, n].
 
-    `out` may be columns of a wider tensor; a residual's rows are as far apart as those of `out`. The kernel takes its
-    operands, bias, residual, output, rows, n, the distance of the output's rows, and the `sizes` of its own.
+    `out` may be columns of a wider tensor; the residual's row stride is that of `out`. The kernel takes its operands,
+    bias, residual, output, rows, n, the output's row stride, and the `sizes` of its own.
     """
     rows, n = out.shape
     if not rows:
@@ -76,7 +76,7 @@ def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out:
 
 @triton.jit
 def finish(product, row, column, rows, n, width, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
-    """fp32 [row, column] plus bias and residual, whose rows are `width` apart."""
+    """Returns fp32 [row, column] plus bias and residual. `width` is the residual's row stride."""
     if HAS_BIAS:
         product += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
     if HAS_RESIDUAL:
@@ -90,7 +90,7 @@ def finish(product, row, column, rows, n, width, bias, residual, HAS_BIAS: tl.co
 def store_product(
     product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):
-    """fp32 [row, column] of a part, with what is added to it, to its place in `out` [parts, rows, width]."""
+    """Stores fp32 [row, column] of a part, plus bias and residual, at its place in `out` [parts, rows, width]."""
     product = finish(product, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
     target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * width + column[None, :]
     tl.store(target, product.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < n)[None, :])

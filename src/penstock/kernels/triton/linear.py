@@ -98,7 +98,7 @@ class TritonLinear:
         return product if dtype is None else product.to(dtype)
 
     def _sections(self, x: Tensor, weight: JoinedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Each section's product in its own columns."""
+        """Writes the product of each section into its columns of the output."""
         sizes = [section.shape[0] for section in weight.sections]
         out = torch.empty(len(x), sum(sizes), dtype=dtype, device=x.device)
         for section, columns in zip(weight.sections, out.split(sizes, 1), strict=True):
@@ -110,7 +110,7 @@ class TritonLinear:
 
 
 def _quantized_rows(own: Tensor, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
-    """Rows by their number; zeros for numbers that there are not."""
+    """Returns rows by their number, and zeros for numbers that are not in the weight."""
     elsewhere = (own < 0) | (own >= len(weight.values))
     own = own.masked_fill(elsewhere, 0)
     # As bytes, since torch gathers few 8-bit types.

@@ -1,5 +1,5 @@
-"""The rows of a GGUF file as columns of a coded weight. Native code decodes them into the CPU's layout, without loss;
-torch changes that into a GPU's, on the weight's device."""
+"""Writes the rows of a GGUF file into the columns of a coded weight. Native code decodes them into the CPU's layout,
+without loss. Torch changes that into a GPU's layout, on the weight's device."""
 
 import torch
 from torch import Tensor

@@ -22,7 +22,7 @@ from penstock.config.weights import SUPER, WeightFormat, device_half, device_int
 from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
-TABLES = {  # the values of codes that are places in a table: cpp/gguf_rows.h has the same
+TABLES = {  # for codes that are places in a table: its values, which cpp/gguf_rows.h has too
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
@@ -52,7 +52,7 @@ class CodedWeight:
     """A weight [n, k] of codes of 4 or 8 bits: scale * (code - zero) + minimum, by groups along k."""
 
     codes: Tensor  # uint8 [padded k / values of a byte, n]
-    scales: Tensor  # [padded k / group, n]: fp16 or fp32, or of two levels an int8 that is multiplied by
+    scales: Tensor  # [padded k / group, n]: fp16 or fp32; with two levels int8, which super_scales multiply
     super_scales: Tensor | None  # fp16 [padded k / 256, n]
     mins: Tensor | None  # like scales
     super_mins: Tensor | None
@@ -85,7 +85,7 @@ class CodedWeight:
 
 @dataclass(frozen=True)
 class JoinedWeight:
-    """Weights of one k below each other. Each has a format of its own."""
+    """Weights with the same k, one below the other. Each has a format of its own."""
 
     sections: "tuple[SingleWeight, ...]"
 
@@ -99,7 +99,7 @@ Weight = SingleWeight | JoinedWeight
 
 
 def empty_codes(n: int, k: int, fmt: WeightFormat, device: torch.device | str) -> CodedWeight:
-    """Memory for a weight [n, k] of codes, which is zeroed for the padding."""
+    """Memory for a weight [n, k] of codes. It is zeroed, so scales and minima of the padding are 0."""
     width = device_width(k, fmt)
 
     def zeros(rows: int, dtype: torch.dtype) -> Tensor:

@@ -115,6 +115,7 @@ def _load(
 ) -> ModelRunner:
     whole = load_spec(Path(config.model))
     spec = shard(whole, place)
+    # Without native code nothing decodes the blocks of a GGUF file: the weights become dense.
     facts = model_facts(spec) if instruction_sets() else model_facts(spec).without_codes()
     dtype, where = getattr(torch, config.dtype), device.where
     needs = Needs(

@@ -79,9 +79,9 @@ class _DummySteps:
         self._blocks = min(group.num_blocks for group in runner.capacity.groups) - 1
 
     def run(self, lengths: Sequence[int], sampling: SamplingParams, drafts: Sequence[int] = ()) -> None:
-        """Prefills prompts of these lengths in one step, then decodes a token of each, with so many drafts. Leaves out
-        the first prompt for which too few blocks are left, and all after it. Raises CheckpointError for logits that are
-        not finite."""
+        """Prefills prompts of these lengths in one step, then decodes a token of each with its number of `drafts`.
+        Leaves out the first prompt for which too few blocks are left, and all after it. Raises CheckpointError for
+        logits that are not finite."""
         size = self._runner.capacity.block_size
         new: list[NewSequence] = []
         decode: list[Work] = []

@@ -151,7 +151,7 @@ class AttentionTile {
     } else {
       const auto* floats = static_cast<const float*>(op_.query) + from;
       if constexpr (kScaled) {
-        float* query = words_;  // spread, as the keys of int8 pages are
+        float* query = words_;  // multiplied by the matrix that the keys in int8 pages are multiplied by
         op_.dtype == Dtype::f32 ? spread(floats, dim, query) : spread(bf16, dim, query);
         const float levels = dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels;
         const Quantizer quantizer(query, dim, levels);
@@ -199,6 +199,7 @@ class AttentionTile {
     if (!few_rows()) copy_keys(runs_, 0, runs_.count, copied_);
   }
 
+  // True if lines are read as they are for each row; else they are widened once for all rows, or made tiles.
   bool few_rows() const { return !kTiles && rows_ < kWideQueries; }
 
   // Runs whose values are copied together, if they are the keys' first values.

@@ -193,7 +193,7 @@ inline void butterfly(F16& a, F16& b) {
   b = sub(first, b);
 }
 
-// `spread` for pieces of `size`, a power of two up to 16 N: N vectors stay in registers.
+// Does the same for pieces of `size` elements, a power of two up to 16 N, in N registers.
 template <int N, class T>
 inline void spread_pieces(const T* x, int64_t count, int64_t size, float* out) {
   if constexpr (N > 1) {
@@ -215,8 +215,9 @@ inline void spread_pieces(const T* x, int64_t count, int64_t size, float* out) {
   }
 }
 
-// Multiplies pieces of x [count], a multiple of 16, by a Hadamard matrix of +1 and -1 (Sylvester's), so that a large
-// element is spread over its piece. Products of two rows become spread_order(count) times as large.
+// Multiplies each piece of x by a Hadamard matrix of +1 and -1 (Sylvester's), so that a large element is spread over
+// its piece. A piece has spread_order(count) elements; `count` is a multiple of 16. The scalar product of two rows that
+// are spread is spread_order(count) times that of the rows.
 template <class T>
 void spread(const T* x, int64_t count, float* out) {
   const int64_t order = spread_order(count);
