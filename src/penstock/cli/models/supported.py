@@ -47,12 +47,12 @@ Penstock also serves decoders that are not in the table, with the code of the tr
 
     pip install 'penstock[transformers]'
 
-It replaces parts of transformers: attention is Penstock's, with its paged KV cache, and so are the products of plain
-linear modules, and the norms and MLPs that compute what most models' do. So these models have continuous batching,
-chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than the models of the table,
-and need transformers' memory and seconds at the start; `plan` and the start say so. Eight sequences are served 2.2 to
-2.5 times as fast as `transformers.generate` makes them if all have one length, and 2.6 to 3.6 times if lengths differ
-(measured by `benchmarks/fallback.py`).
+It replaces parts of transformers. Attention is Penstock's, with its paged KV cache. The products of plain linear
+modules are Penstock's too, and so are norms and MLPs that compute what those of most models do. So these models have
+continuous batching, chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than the
+models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so. Eight
+sequences are served 2.2 to 2.5 times as fast as by `transformers.generate` if all have one length, and 2.6 to 3.6 times
+if lengths differ (measured by `benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
   values: Apertus, Arcee, dots.llm1, ERNIE 4.5, EXAONE 4, Granite MoE, Helium, Hunyuan, MiniMax M2, Nemotron,
