@@ -1,9 +1,9 @@
-"""Counts the bytes that decoding with latent attention reads from memory, over the bytes of its compressed cache.
+"""Counts the bytes that decoding with latent attention reads from memory, over the bytes of its latents.
 
-python benchmarks/latent_reads.py --json benchmarks/results/avx512_bf16/latent_reads.json
+    python benchmarks/latent_reads.py --json benchmarks/results/avx512_bf16/latent_reads.json
 
-Cachegrind (Debian's `valgrind`) simulates one core and counts the misses in our kernels: of a last cache of 1 MiB, as
-a core's own L2 cache often has, and of 4 MiB, as if it also had a share of an L3 cache. The latents are larger than
+Cachegrind (Debian's `valgrind`) simulates one core and counts the misses in our kernels. Its last cache has 1 MiB, as a
+core's own L2 cache often has, or 4 MiB, as if the core also had a share of an L3 cache. The latents are larger than
 both. Cachegrind knows AVX2 but not AVX512, whose kernels are made from the same C++.
 """
 
@@ -46,6 +46,7 @@ def main() -> None:
 
 
 def attend(heads: int) -> None:
+    """Runs the decode steps that cachegrind measures."""
     attention = NativeLatentAttention(native_session(threads=1))
     blocks = CONTEXT // BLOCK
     pages = allocate(BYTES, torch.device("cpu")).view(torch.bfloat16).view(-1, 1, BLOCK, WIDTH).fill_(0.5)

@@ -9,7 +9,7 @@ Percentages are against the first tool's medians.
 
 A tool takes processor time from the server, and so changes what it measures. So the server has one processor, and the
 tools have the others. With `--pace` the engine is the simulated one of streaming.py, which takes the same time for a
-step whoever else runs. The gap between two requests should not be a multiple of that time, or all requests would wait
+step whatever else runs. The gap between two requests should not be a multiple of that time, or all requests would wait
 equally long for their first step.
 """
 

@@ -12,8 +12,8 @@ engines without speculation in the same turns: what the machine alone makes of i
 
 The copies are what speculation is made for: a file repeated with one change, and a document quoted. `quote` gives the
 answer's first eight words: without them, SmolLM2 says what the document is about. `extract` gives none and lets it
-choose sentences: it copies some, changes others, and repeats itself. The rest checks that speculation costs nothing
-where it cannot help.
+choose sentences: it copies some, changes others, and repeats itself. The other cases check that speculation costs
+nothing where it cannot help.
 """
 
 import asyncio
