@@ -211,7 +211,7 @@ class Parameter:
 
     @property
     def sections(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """The rows that a CPU holds in a format of their own, as (rows, types): neighbours of one format. Gated halves
+        """The rows that have a format of their own in memory, as (rows, types): neighbours of one format. Gated halves
         interleave, and each expert is found by its size, so these have one format for all rows."""
         if self.kind != "matrix" or self.experts > 1:
             return ((self.shape[0], self.stored),)
