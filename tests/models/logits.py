@@ -159,7 +159,15 @@ def assert_near_in_bf16(
     ours, theirs = [], []
     for prompt, logits in zip(prompts, got, strict=True):
         want = expected_logits(exact, prompt)
-        ours.append((logits - want).flatten())
-        theirs.append((expected_logits(rounded, prompt) - want).flatten())
-    distance, allowed = (torch.cat(parts).pow(2).mean().sqrt().item() for parts in (ours, theirs))
+        ours.append(logits - want)
+        theirs.append(expected_logits(rounded, prompt) - want)
+    distance, allowed = (_size(torch.cat(parts), spec) for parts in (ours, theirs))
     assert 0 < distance <= BF16_BOUND * allowed
+
+
+def _size(differences: Tensor, spec: ModelSpec) -> float:
+    """The root mean square of all differences [tokens, vocabulary]. With experts the median of the tokens' ones:
+    rounding may choose another expert for a token, which moves it several times as far as all others."""
+    of_tokens = differences.pow(2).mean(-1).sqrt()
+    experts = any(layer.moe is not None for layer in spec.layers)
+    return (of_tokens.median() if experts else of_tokens.pow(2).mean().sqrt()).item()

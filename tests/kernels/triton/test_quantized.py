@@ -86,15 +86,18 @@ def test_products_are_those_of_what_rows_and_weights_stand_for(
     linear = TritonLinear()
     got = linear.logits(there(x), packed)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got.cpu().double(), want, rtol=0.0, atol=1e-4 * k**0.5)
+    atol = 1e-4 * k**0.5
+    if scheme == "fp8" and rows > 64 and DEVICE.type == "cuda":  # Hopper's tensor cores add fp8 products in few bits
+        atol = 2.0**-10 * want.abs().max().item()
+    torch.testing.assert_close(got.cpu().double(), want, rtol=0.0, atol=atol)
     rounded = linear(there(x), packed, there(residual.bfloat16()))
     assert rounded.dtype == torch.bfloat16
     want = want + residual.bfloat16().double()
-    torch.testing.assert_close(rounded.cpu().double(), want, rtol=1e-2, atol=1e-4 * k**0.5)
+    torch.testing.assert_close(rounded.cpu().double(), want, rtol=1e-2, atol=atol)
 
 
 def test_a_part_of_the_cases_divides_k() -> None:
-    assert parts_of(2, 1300) > 1 and parts_of(1, 40) == 1 and parts_of(2 * 132, 8192) == 1
+    assert parts_of(2, 1300, 2) > 1 and parts_of(1, 40, 2) == 1 and parts_of(2 * 132, 8192, 2) == 1
 
 
 @pytest.mark.parametrize(("scheme", "group"), CASES)

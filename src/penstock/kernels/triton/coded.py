@@ -9,11 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import precision, tile_product
+from penstock.kernels.triton.tiles import TILES, Tile, precision, tile_product
 from penstock.kernels.triton.weights import TABLES, CodedWeight
 
 ROW_RUNS = 16  # of an embedding's row, per program
-COLUMNS = 128  # of a tile of half bytes: narrower tiles would have too few bytes in flight
+FEW = Tile(16, 64, 4, 3, waves=4)  # widening the codes takes longer than reading them, so many programs do it
+NIBBLE_TILES = {16: FEW, 32: FEW._replace(rows=32), 64: TILES[64], 128: TILES[128]}
+BYTE_TILES = {**NIBBLE_TILES, 64: TILES[64]._replace(columns=64)}
 
 
 def coded_linear(
@@ -30,7 +32,8 @@ def coded_linear(
     rows, (n, k) = len(x), weight.shape
     if out is None:
         out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    tiling = tile_product(rows, n, k, columns_of(weight), fixed=fixed)
+    choices = NIBBLE_TILES if weight.format.bits == 4 else BYTE_TILES
+    tiling = tile_product(rows, n, k, choices, fixed=fixed)
     return launch(
         _coded,
         (x, weight.codes, *weight.factors),
@@ -56,11 +59,6 @@ def coded_rows(token_ids: Tensor, weight: CodedWeight, dtype: torch.dtype, first
             own, weight.codes, *weight.factors, out, first, n, k, RUNS=ROW_RUNS, **constants(weight), num_warps=4
         )
     return out
-
-
-def columns_of(weight: CodedWeight) -> int:
-    """The columns of a tile; 0: any number."""
-    return COLUMNS if weight.format.bits == 4 else 0
 
 
 def constants(weight: CodedWeight) -> dict[str, Any]:

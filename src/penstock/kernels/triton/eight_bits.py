@@ -10,7 +10,7 @@ from penstock.kernels.triton.quantized import QuantizedRows
 from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import QuantizedWeight
 
-DEPTH = 128  # of an iteration along k
+DEPTH = 128  # of an iteration along k. Hopper adds fp8 products in fewer bits than fp32 has: only so many, then in fp32
 LIBRARY_ROWS = 64  # fp8 of more rows is multiplied by torch's library, which does not divide k among programs
 LIBRARY_MULTIPLE = 16  # n and k must be multiples of this for the library
 
@@ -90,7 +90,7 @@ def _eight_bits(
         at = start + tl.arange(0, DEPTH)
         left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
+        sums = tl.dot(left, right, sums, out_dtype=sums.dtype, max_num_imprecise_acc=DEPTH)
     by_row = tl.load(x_scales + row, mask=real, other=0.0)[:, None]
     by_column = tl.load(scales + column, mask=within, other=0.0)[None, :]
     product = sums.to(tl.float32) * by_row * by_column

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.coded import add_run, columns_of, constants, load_run
+from penstock.kernels.triton.coded import add_run, constants, load_run
 from penstock.kernels.triton.gate import activate
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import SortedAssignments
@@ -54,8 +54,6 @@ def multiply(
     weight, (n, k) = stack.weight, stack.shape
     columns = n // 2 if activation else n
     out = x.new_empty(assignments, columns)
-    if isinstance(weight, CodedWeight):
-        tile = tile._replace(columns=columns_of(weight) or tile.columns)
     # A gated product has two tiles of sums, so each is half as wide.
     tile = tile._replace(columns=tile.columns // 2) if activation else tile
     grid = len(tiles.experts), triton.cdiv(columns, tile.columns)

@@ -1,12 +1,12 @@
 """How products are divided among programs: by tiles, and along k. Nothing is tuned while serving."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 import triton
 
-MULTIPROCESSORS = 132  # of an H100 or H200; k is divided until each has
-WAVES = 2  # programs
+MULTIPROCESSORS = 132  # of an H100 or H200
 MOST_PARTS = 8
 LEAST_K = 512  # of a part
 
@@ -16,6 +16,7 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int  # of loads in flight
+    waves: int = 2  # of programs: k is divided until each multiprocessor has so many
 
 
 TILES = {
@@ -46,23 +47,23 @@ class ProductTiling(NamedTuple):
         return span
 
 
-def select_tile(rows: int) -> Tile:
+def select_tile(rows: int, choices: Mapping[int, Tile] = TILES) -> Tile:
     """The smallest tile that holds all rows, or the largest tile."""
-    return next((tile for most, tile in TILES.items() if rows <= most), TILES[128])
+    return next((tile for most, tile in choices.items() if rows <= most), choices[128])
 
 
-def tile_product(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> ProductTiling:
-    """The tiling of [rows, k] times [k, n], optionally with a tile's `columns`. A fixed one is the same for all
-    rows."""
-    tile = FIXED if fixed else select_tile(rows)
-    if columns:
-        tile = tile._replace(columns=columns)
+def tile_product(
+    rows: int, n: int, k: int, choices: Mapping[int, Tile] = TILES, *, fixed: bool = False
+) -> ProductTiling:
+    """The tiling of [rows, k] times [k, n] by the smallest of the tiles that holds all rows, or the largest. A fixed
+    one is the same for all rows."""
+    tile = FIXED if fixed else select_tile(rows, choices)
     tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
-    return ProductTiling(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
+    return ProductTiling(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k, tile.waves))
 
 
-def parts_of(programs: int, k: int) -> int:
+def parts_of(programs: int, k: int, waves: int) -> int:
     """The number of parts of k, when `programs` would cover the tiles. A power of two, so that few kernels are
     compiled."""
-    wanted = min(MULTIPROCESSORS * WAVES // max(programs, 1), k // LEAST_K, MOST_PARTS)
+    wanted = min(MULTIPROCESSORS * waves // max(programs, 1), k // LEAST_K, MOST_PARTS)
     return 1 << (max(wanted, 1).bit_length() - 1)
