@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Resolved, ServerConfig, read_settings
 from penstock.config import resolve as resolve_settings
 from penstock.config.defaults import DEFAULTS, Divide
+from penstock.config.facts import PoolingFacts
 from penstock.config.settings import Settings
 from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
 
@@ -352,3 +353,11 @@ def test_speculation_that_contradicts(given: dict[str, Any], words: tuple[str, .
     with pytest.raises(ConfigError) as caught:
         resolve(**given)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_no_drafts_of_a_model_that_gives_vectors() -> None:
+    facts = replace(SMALL, pooling=PoolingFacts(task="embed", mode="last", width=64, encoder=False))
+    resolved = resolve(facts)
+    assert resolved.engine.speculation == "off" and "vectors" in resolved.provenance["speculation"][1]
+    with pytest.raises(ConfigError, match=r"--speculation .* is ngram, .*vectors.* set --speculation auto or off"):
+        resolve(facts, speculation="ngram")

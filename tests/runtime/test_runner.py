@@ -302,6 +302,13 @@ def test_contradictory_plans_are_refused(driver: Driver) -> None:
         driver.step(new=(new(5, prompt(3), first_block=40),))
 
 
+def test_a_plan_of_more_tokens_than_a_step_can_have_is_refused(make: MakeRunner, tiny_checkpoint: Checkpoint) -> None:
+    driver = Driver(make(tiny_checkpoint("llama2"), max_num_seqs=4, max_num_batched_tokens=8))
+    start = new(1, prompt(9), first_block=1)
+    with pytest.raises(RuntimeError, match="a plan has 9 tokens; a step has at most 8"):
+        driver.step(Work(1, 9, True), new=(start,))
+
+
 def test_timing_adds_up(driver: Driver) -> None:
     timing = driver.runner.execute(StepPlan(1, (Work(1, 6, True),), (new(1, prompt(6), first_block=1),))).timing
     assert timing.sample > 0 and timing.forward > 0 and timing.forward + timing.sample <= timing.total

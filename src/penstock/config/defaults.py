@@ -135,8 +135,6 @@ def _dtype(inputs: DefaultInputs) -> Default:
 
 def _speculation(inputs: DefaultInputs) -> Default:
     """Returns what "auto" stands for, which is also the default."""
-    if inputs.facts.pooling is not None:
-        return Default("off", "a model that gives vectors has no tokens to guess")
     reason = cannot_speculate(inputs.facts) or off_by_default(inputs.hardware.device, inputs.split)
     if reason is not None:
         return Default("off", reason)

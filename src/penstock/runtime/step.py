@@ -152,7 +152,10 @@ class EagerStep:
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
     def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
-        """Returns the part of a step that is sent. `padding` adds so many sequences that only fill a captured step."""
+        """Returns the part of a step that is sent. `padding` adds so many sequences that only fill a captured step.
+        RuntimeError if the step would have more tokens than memory was allocated for."""
+        if units.tokens > self.capacity.tokens:
+            raise RuntimeError(f"a plan has {units.tokens} tokens; a step has at most {self.capacity.tokens}")
         if not self.last:  # nothing is sampled at other stages
             units = units._replace(logits=np.zeros_like(units.logits))
         first = np.where(units.logits > 0, units.first_logit_rows, -1)

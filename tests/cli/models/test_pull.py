@@ -149,7 +149,7 @@ def test_what_is_new_is_downloaded(hub: StandInHub, run_command: RunCommand) -> 
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("smollm2-135m", 0, "smollm2-135m is installed: /"),
+        ("smollm2-135m", 0, "smollm2-135m is installed in /"),
         ("python-8m", 0, "part of Penstock: nothing to download"),
         (".", 0, ". is a folder of this machine: nothing to download"),
         ("nothing", 2, "'nothing' is neither a folder, a GGUF file"),
@@ -162,6 +162,13 @@ def test_other_names(hub: StandInHub, run_command: RunCommand, name: str, code: 
     done = run_command("pull", name)
     assert done.returncode == code and words in done.stdout + done.stderr
     assert (done.stdout + done.stderr).count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "python-8m", "."])
+def test_only_models_of_a_hub_have_revisions(run_command: RunCommand, name: str) -> None:
+    done = run_command("pull", name, "--revision", "v1")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "so it has no revisions; leave --revision v1 out" in done.stderr
 
 
 def test_a_packaged_model_that_is_missing(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.config import format_bytes
 from penstock.weights.files import model_bytes
+from penstock.weights.gguf_choice import HubError
 from penstock.weights.hub import pull_model
 from penstock.weights.packaged import EMBEDDED, PACKAGED
 
@@ -16,8 +17,13 @@ def pull(name: str, revision: str | None) -> None:
     """Downloads a model from Hugging Face, or only its files that are new or have changed.
 
     Prints the model's path. Downloads nothing if `name` is a path, a model of a Python package or the embedded model.
+    Raises HubError if these are to have a revision.
     """
-    if _report_local(name):
+    there = _find_local(name)
+    if there is not None:
+        if revision is not None:
+            raise HubError(f"{there}, so it has no revisions; leave --revision {revision} out")
+        print(f"{there}: nothing to download")
         return
     started = time.monotonic()
     try:
@@ -29,21 +35,17 @@ def pull(name: str, revision: str | None) -> None:
     print(f"{name} is on this machine: {format_bytes(model_bytes(path))} in {path}, after {seconds:.1f} s")
 
 
-def _report_local(name: str) -> bool:
-    """Prints where the model is and returns True, if it does not come from Hugging Face; else returns False.
+def _find_local(name: str) -> str | None:
+    """Says where the model is, if it does not come from Hugging Face.
 
     Raises HubError if the model's Python package is not installed, or if the package's file is damaged.
     """
     if name == EMBEDDED:
-        print(f"{name} is part of Penstock: nothing to download")
-        return True
+        return f"{name} is part of Penstock"
     package = next((package for package in PACKAGED if package.name == name), None)
     if package is not None:
-        path = package.locate()  # its error has the command that installs the package
-        print(f"{name} is installed: {path}")
-        return True
+        return f"{name} is installed in {package.locate()}"  # its error has the command that installs the package
     path = Path(name).expanduser()
     if name and path.exists():
-        print(f"{name} is a {'folder' if path.is_dir() else 'file'} of this machine: nothing to download")
-        return True
-    return False
+        return f"{name} is a {'folder' if path.is_dir() else 'file'} of this machine"
+    return None

@@ -10,6 +10,8 @@ from penstock.config.split import Split
 
 def cannot_speculate(facts: ModelFacts) -> str | None:
     """Why no engine can verify speculative tokens of a model; None if it can."""
+    if facts.pooling is not None:
+        return "a model that gives vectors has no tokens to guess"
     transformers = facts.transformers
     if transformers:
         return f"transformers' code executes {transformers}, and its products round by their number of rows"
