@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from penstock.frontend.errors import APIError
@@ -18,6 +19,7 @@ from penstock.frontend.storage import batches, files
 from penstock.frontend.storage.database import Database
 
 _DELETED = "the input file was deleted, or has expired, before all of its requests were answered"
+_GROUP_BYTES = 1 << 20  # of answers in a transaction, which the spare of a full disk must hold
 _log = logging.getLogger("penstock.batches")
 
 
@@ -43,8 +45,10 @@ class BatchJob:
         self._local = local
         self._limits = limits
         self._places = places
-        self._running = 0  # requests
-        self._answered = asyncio.Event()  # one of them
+        self._running = 0  # requests whose answers are not stored; each has a place
+        self._unstored: list[files.Chunk] = []  # answers
+        self._storing = False
+        self._stored = asyncio.Event()  # some of them
 
     async def run(self, checking: asyncio.Lock) -> None:
         """Runs the batch until it is complete, cancelled, expired or failed. A lock keeps inputs from being checked
@@ -108,6 +112,8 @@ class BatchJob:
             raised = next(_leaves(group))
         else:
             return
+        finally:
+            self._free(self._running)
         raise raised
 
     async def _start_all(self, groups: AsyncGenerator[Lines, None], tasks: asyncio.TaskGroup) -> None:
@@ -121,15 +127,15 @@ class BatchJob:
                 if number in done:
                     continue
                 await self._places.take()
+                self._running += 1
                 if ended := await self._ended():
-                    self._places.give_back()
-                    await self._all_answered()
+                    self._free(1)
+                    await self._all_stored()
                     raise _BatchEnded(ended)
                 request = read_line(line, (self._batch["endpoint"],))
-                self._running += 1
-                tasks.create_task(self._answer(number, request)).add_done_callback(self._free)
+                tasks.create_task(self._answer(number, request, tasks))
         if count < self._batch["request_counts"]["total"]:
-            await self._all_answered()
+            await self._all_stored()
             raise InputError([{"code": "file_deleted", "line": None, "message": _DELETED, "param": "input_file_id"}])
 
     async def _done(self, lines: Lines) -> set[int]:
@@ -144,22 +150,45 @@ class BatchJob:
 
         return await self._storage.run(read)
 
-    async def _answer(self, number: int, request: BatchLine) -> None:
+    async def _answer(self, number: int, request: BatchLine, tasks: asyncio.TaskGroup) -> None:
         batch, request_id = self._batch, secrets.token_hex(12)
         answer = await self._local.answer_later(request.url, bytes(request.body), request_id, batch["owner"])
         line = write_line(request.custom_id, request_id, answer)
-        file_id = batch["output"] if answer.status == 200 else batch["errors_to"]
-        await self._storage.run(lambda connection: files.append(connection, file_id, number, line))
+        self._unstored.append((batch["output"] if answer.status == 200 else batch["errors_to"], number, line))
+        if not self._storing:
+            self._storing = True
+            tasks.create_task(self._store())
 
-    async def _all_answered(self) -> None:
+    async def _store(self) -> None:
+        """Stores the answers there are in one transaction, then those that were completed meanwhile. Requests that end
+        in the same step of the engine have their answers in one transaction."""
+        while self._unstored:
+            group = self._take_group()
+            await self._storage.run(partial(files.append_all, chunks=group))
+            self._free(len(group))
+        self._storing = False
+
+    def _take_group(self) -> list[files.Chunk]:
+        """Takes the oldest unstored answers: one, and more up to _GROUP_BYTES."""
+        size = count = 0
+        for _, _, line in self._unstored:
+            size += len(line)
+            if count and size > _GROUP_BYTES:
+                break
+            count += 1
+        group, self._unstored = self._unstored[:count], self._unstored[count:]
+        return group
+
+    async def _all_stored(self) -> None:
         while self._running:
-            self._answered.clear()
-            await self._answered.wait()
+            self._stored.clear()
+            await self._stored.wait()
 
-    def _free(self, task: "asyncio.Task[None]") -> None:
-        self._running -= 1
-        self._answered.set()
-        self._places.give_back()
+    def _free(self, count: int) -> None:
+        """Gives back the places of requests."""
+        self._running -= count
+        self._stored.set()
+        self._places.give_back(count)
 
     async def _ended(self) -> str:
         """The status with which the batch ends now, or ""."""

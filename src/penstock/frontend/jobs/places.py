@@ -32,9 +32,9 @@ class BatchPlaces:
                 self.give_back()
             raise
 
-    def give_back(self) -> None:
-        """Frees a place."""
-        self._taken -= 1
+    def give_back(self, count: int = 1) -> None:
+        """Frees places."""
+        self._taken -= count
         self._grant_after(0)
 
     def _grant_after(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 import secrets
 import sqlite3
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from penstock.frontend.errors import APIError
@@ -11,6 +12,9 @@ from penstock.frontend.requests.pages import Page
 CHUNK = 256 << 10  # bytes, of an upload
 _PART = 1 << 20  # bytes that are deleted at once
 _COLUMNS = "id, name, purpose, bytes, created, expires"
+
+
+Chunk = tuple[str, int, bytes]  # the file's id, the chunk's number, its data
 
 
 class StoredFile(NamedTuple):
@@ -51,6 +55,12 @@ def append(connection: sqlite3.Connection, file_id: str, number: int, data: byte
     """Adds a chunk, which is the only one with its number."""
     connection.execute("INSERT INTO chunks VALUES (?, ?, ?)", (file_id, number, data))
     connection.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(data), file_id))
+
+
+def append_all(connection: sqlite3.Connection, chunks: Iterable[Chunk]) -> None:
+    """Adds chunks as `append` does."""
+    for chunk in chunks:
+        append(connection, *chunk)
 
 
 def complete(connection: sqlite3.Connection, file_id: str, name: str, purpose: str, expires: int) -> StoredFile:
