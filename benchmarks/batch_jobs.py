@@ -1,23 +1,25 @@
-"""Batch jobs beside `penstock bench throughput` of the same work, in turn, and under kill -9 of the server.
+"""Batch jobs in turn with `penstock bench throughput` of the same work, and under kill -9 of the server.
 
     python benchmarks/batch_jobs.py --json benchmarks/results/avx512/batch_jobs.json
 
-A round runs a job on a server, then `penstock batch` on the same file. The case of `bench throughput` runs before,
-between and after them, because a machine's pace changes: a job is compared with the two runs around it. The last job
-is killed: the server ends with SIGKILL at random moments, is started again, and must have each custom_id once in the
-output.
+A round runs a job on a server, then `penstock batch` on the same file. A machine's pace changes within seconds, so a
+job is stopped (SIGSTOP) now and then for runs of the case by `bench throughput`. A job's seconds are those in which it
+was not stopped, from the request that creates it to its end. The last job is killed: the server ends with SIGKILL at
+random moments, is started again, and must have each custom_id once in the output.
 """
 
 import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from penstock.bench.workload import Case, fixed, parse_cases
 
 KINDS = ("server", "offline")  # a batch on a server, and `penstock batch`
 VOCABULARY = 8192  # token ids that all packaged models have
+Turns = tuple[float, list[float]]
+Figures = dict[str, Any]
 WINDOW = {"endpoint": "/v1/completions", "completion_window": "24h"}
 
 
@@ -80,11 +84,8 @@ def shown(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     return found
 
 
-def wait(client: httpx.Client, batch_id: str) -> dict[str, Any]:
-    """Returns the batch when it is completed."""
-    while (batch := shown(client, batch_id))["status"] != "completed":
-        time.sleep(0.5)  # asking more often would take time from the job
-    return batch
+def complete(client: httpx.Client, batch_id: str) -> bool:
+    return bool(shown(client, batch_id)["status"] == "completed")
 
 
 def check_output(client: httpx.Client, job: Job, batch: dict[str, Any]) -> None:
@@ -92,31 +93,65 @@ def check_output(client: httpx.Client, job: Job, batch: dict[str, Any]) -> None:
     job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
 
 
-def run_on_server(client: httpx.Client, job: Job) -> float:
-    """Returns the output tokens per second of a job, from the request that creates it to its end."""
+def processes(pid: int) -> list[int]:
+    """A process and those that its first thread has started, the engine among them."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def in_turn(pid: int, ended: Callable[[], bool], look: float, stretch: float, bench: Callable[[], float]) -> Turns:
+    """Runs a job until it has ended, which is looked for every `look` seconds, and a bench after each `stretch` seconds
+    of it and after its end. `pid` is of the process that runs the job; while a bench runs, it stands still. Returns the
+    seconds that the job ran, and what the benches returned."""
+    seconds, rates, over = 0.0, [], False
+    while not over:
+        began = time.perf_counter()
+        while not (over := ended()) and time.perf_counter() - began < stretch:
+            time.sleep(look)
+        seconds += time.perf_counter() - began
+        stopped = [] if over else processes(pid)
+        for each in stopped:
+            os.kill(each, signal.SIGSTOP)
+        rates.append(bench())
+        for each in reversed(stopped):
+            os.kill(each, signal.SIGCONT)
+    return seconds, rates
+
+
+def run_on_server(client: httpx.Client, pid: int, job: Job, stretch: float, bench: Callable[[], float]) -> Figures:
+    """Runs a job on a server of the process `pid`."""
+    before = bench()
     began = time.perf_counter()
-    batch = wait(client, begin(client, job))
-    seconds = time.perf_counter() - began
-    check_output(client, job, batch)
-    return job.tokens / seconds
+    batch_id = begin(client, job)
+    made = time.perf_counter() - began
+    # Looking more often would take time from the job.
+    seconds, rates = in_turn(pid, lambda: complete(client, batch_id), 0.5, stretch, bench)
+    check_output(client, job, shown(client, batch_id))
+    return figures(job.tokens / (made + seconds), [before, *rates])
 
 
-def run_offline(flags: list[str], job: Job, folder: Path) -> float:
-    """Returns the output tokens per second of `penstock batch`, after its engine has started."""
+def run_offline(flags: list[str], job: Job, folder: Path, stretch: float, bench: Callable[[], float]) -> Figures:
+    """Runs `penstock batch`, and measures it after its first answers."""
     answers = folder / "answers.jsonl"
     answers.unlink(missing_ok=True)
+    before = bench()
     command = [sys.executable, "-m", "penstock", "batch", str(job.path), str(answers), "--model", *flags]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not answers.exists() or not answers.stat().st_size:
         if child.poll() is not None:
             raise ValueError(f"penstock batch ended with {child.returncode}")
         time.sleep(0.005)
-    early, began = answers.read_bytes().count(b"\n"), time.perf_counter()
+    early = answers.read_bytes().count(b"\n")
+    seconds, rates = in_turn(child.pid, lambda: child.poll() is not None, 0.05, stretch, bench)
     if child.wait():
         raise ValueError(f"penstock batch ended with {child.returncode}")
-    seconds = time.perf_counter() - began
     job.check(answers.read_bytes())
-    return job.tokens * (1 - early / job.lines) / seconds
+    return figures(job.tokens * (1 - early / job.lines) / seconds, [before, *rates])
+
+
+def figures(rate: float, benches: list[float]) -> Figures:
+    """A job beside the benches, in output tokens per second."""
+    ratio = rate / statistics.harmonic_mean(benches)
+    return {"output_tok_s": round(rate, 1), "bench": [round(each, 1) for each in benches], "to_bench": round(ratio, 3)}
 
 
 def run_bench(flags: list[str], case: Case, runs: int, folder: Path) -> float:
@@ -141,7 +176,9 @@ def kill(flags: list[str], job: Job, times: int, folder: Path, port: int, source
                     break
                 time.sleep(source.uniform(0.01, 0.05))
             if share == 1.0:
-                check_output(client, job, wait(client, batch_id))
+                while not complete(client, batch_id):
+                    time.sleep(0.5)
+                check_output(client, job, shown(client, batch_id))
             else:
                 time.sleep(source.uniform(0, 0.05))  # not just after an answer was counted
                 server.kill()
@@ -153,10 +190,12 @@ def kill(flags: list[str], job: Job, times: int, folder: Path, port: int, source
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--model", default="smollm2-135m")
-    arguments.add_argument("--case", default="32x32/32", help="of bench throughput (%(default)s)")
+    arguments.add_argument("--case", default="32x32/16", help="of bench throughput (%(default)s)")
     arguments.add_argument("--lines", type=int, default=10_000, help="of a job (%(default)s)")
-    arguments.add_argument("--rounds", type=int, default=3, help="%(default)s; 0: only the kills")
+    arguments.add_argument("--rounds", type=int, default=1, help="%(default)s; 0: only the kills")
     arguments.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of jobs (all)")
+    arguments.add_argument("--stretch", type=float, default=20.0, help="seconds of a job between benches (%(default)s)")
+    arguments.add_argument("--runs", type=int, default=6, help="of the case in each bench (%(default)s)")
     arguments.add_argument("--kills", type=int, default=10, help="of the server (%(default)s)")
     arguments.add_argument("--kill-lines", type=int, default=10_000, help="of the job that is killed (%(default)s)")
     arguments.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -164,31 +203,28 @@ def main() -> None:
     (case,) = parse_cases(given.case)
     flags = [given.model, "--threads", str(given.threads), "--max-num-seqs", str(case.count)]
     port = free_port()
-    rounds = []
+    rounds: dict[str, list[Figures]] = {kind: [] for kind in given.kinds}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = Job(case, given.lines, VOCABULARY, folder)
-        runs = max(given.lines // case.count // 8, 1)
+        bench = partial(run_bench, flags, case, given.runs, folder)
         for number in range(given.rounds):
-            benches, row = [run_bench(flags, case, runs, folder)], dict[str, Any]()
             for kind in given.kinds:
                 if kind == "server":
-                    with serving(flags, folder / f"state{number}", port) as (client, _):
-                        row[kind] = run_on_server(client, job)
+                    with serving(flags, folder / f"state{number}", port) as (client, server):
+                        found = run_on_server(client, server.pid, job, given.stretch, bench)
                 else:
-                    row[kind] = run_offline(flags, job, folder)
-                benches.append(run_bench(flags, case, runs, folder))
-                row[f"{kind}_to_bench"] = round(row[kind] / statistics.mean(benches[-2:]), 3)
-            rounds.append({"bench": benches, **row})
-            print(rounds[-1], flush=True)
+                    found = run_offline(flags, job, folder, given.stretch, bench)
+                rounds[kind].append(found)
+                print(kind, found, flush=True)
         killed = []
         if given.kills:
             job = Job(case, given.kill_lines, VOCABULARY, folder)
             killed = kill(flags, job, given.kills, folder / "killed", port, random.Random(1))
-    names = [name for name in rounds[0] if name.endswith("_to_bench")] if rounds else []
-    ratios = {name: statistics.median(row[name] for row in rounds) for name in names}
-    result = {"case": str(case), "lines": given.lines, "output_tok_s": rounds, **ratios}
-    write({"benchmark": "batch_jobs", **result, "kill_lines": given.kill_lines, "killed_at": killed}, given.json)
+    medians = {kind: statistics.median(each["to_bench"] for each in found) for kind, found in rounds.items() if found}
+    settings = {"case": str(case), "lines": given.lines, "stretch_s": given.stretch, "runs": given.runs}
+    result = {"benchmark": "batch_jobs", **settings, "to_bench": medians, "rounds": rounds}
+    write({**result, "kill_lines": given.kill_lines, "killed_at": killed}, given.json)
 
 
 if __name__ == "__main__":
