@@ -5,7 +5,8 @@
 VLLM and AIPERF are the commands in environments of their own. The default model is served. Each tool sends as many
 requests of the same size at the same constant rate, whether or not answers have come: if it sent the next request after
 an answer, its own delay before that request would decide for which step the request waits, and so the TTFT.
-Percentages are against the first tool's medians.
+Percentages are against the first tool's medians. Every second round is in reverse order, so that a machine that becomes
+slower or faster favours no tool.
 
 A tool takes processor time from the server, and so changes what it measures. So the server has one processor, and the
 tools have the others. With `--pace` the engine is the simulated one of streaming.py, which takes the same time for a
@@ -189,8 +190,9 @@ def main() -> None:
             url = f"http://127.0.0.1:{port}"
             load = Load(url, args, folder)
             penstock(load)  # a warm-up
-            for _ in range(args.rounds):
-                for name, measure in tools.items():
+            for number in range(args.rounds):
+                order = list(tools.items())
+                for name, measure in reversed(order) if number % 2 else order:
                     rounds[name].append(measure(load))
     medians = {
         name: {figure: round(statistics.median(each[figure] for each in found), 2) for figure in FIGURES}
