@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from penstock.weights.packaged import EMBEDDED
-from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, status, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
+from tests.ports import free_port
 
 STREAMS, TOKENS = 40, 200
 # Drafts of what was said before would end streams too soon.
