@@ -35,7 +35,7 @@ async def events(opened: ClientConnection, *ids: str) -> dict[str, list[dict[str
     """The events of requests until all of them have ended."""
     got: dict[str, list[dict[str, Any]]] = {id: [] for id in ids}
     while any(not events or events[-1]["type"] == "chunk" for events in got.values()):
-        event = json.loads(await asyncio.wait_for(opened.recv(), 20))
+        event = json.loads(await asyncio.wait_for(opened.recv(), 60))
         got[event.pop("id")].append(event)
     return got
 
@@ -344,7 +344,7 @@ async def test_unread_whole_answers_have_one_budget(make_site: Callable[..., Sit
         for id in ids:
             await ask(opened, id, **large)
         peak = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while site.app.lifecycle.in_flight or len(site.engine.requests) < len(ids):
                 peak = max(peak, site.app.unread.used)
                 await asyncio.sleep(0.005)
