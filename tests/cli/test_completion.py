@@ -123,7 +123,7 @@ def test_bash_in_a_terminal(home: Path, typed: str, line: str, tmp_path: Path) -
         os.waitpid(pid, 0)
 
 
-def read_until(terminal: int, text: str, seconds: float = 20.0) -> str:
+def read_until(terminal: int, text: str, seconds: float = 90.0) -> str:
     shown, deadline = "", time.monotonic() + seconds
     while text not in shown and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.matrix import CLIENTS, PROGRAMS, Client
-from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.ports import free_port
 from tests.smollm2 import smollm2
 
 pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")

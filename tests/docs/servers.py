@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.docs.processes import PATIENCE, SMALL, ExampleFailed, kill
 from tests.e2e.bound import bound
-from tests.e2e.server import free_port, status, wait_for
+from tests.e2e.server import status, wait_for
+from tests.ports import free_port
 
 PLAIN = "penstock serve"
 SECURE = "penstock serve --tls-certificate fullchain.pem --tls-key privkey.pem"

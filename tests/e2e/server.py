@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,15 +19,10 @@ from penstock.weights.packaged import EMBEDDED
 from tests.described import check_described
 from tests.e2e.bound import bound
 from tests.engine.processes import alive, children
+from tests.ports import free_port
 
 TICK = 0.05
 PATIENCE = 120.0  # seconds for an answer or an end: this machine may be busy with other things, or stand still
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition, seconds: float, what: str):  # type: ignore[no-untyped-def]
@@ -100,7 +94,8 @@ def serving(
     over TLS. `command` is for a server with faults. Without `model`, the flags say which it is."""
     port = free_port()
     command = [*command, *([] if model is None else [model])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # What an earlier server on this port has stored is not for this one.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": f"{log}-state"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             bound([*command, "--port", str(port), "--threads", "1", *flags]),

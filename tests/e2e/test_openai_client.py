@@ -161,6 +161,7 @@ def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Ser
 
 
 def test_a_client_that_goes_away_is_aborted(model: str, server: Server) -> None:
+    before = gauge(server.get("/metrics").text, "penstock_generation_tokens_total")
     body = {"model": model, "prompt": CODE, "max_tokens": 1500, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
         lines = answer.iter_lines()
@@ -169,9 +170,10 @@ def test_a_client_that_goes_away_is_aborted(model: str, server: Server) -> None:
         assert running >= 1
     wait_for(
         lambda: gauge(server.get("/metrics").text, "penstock_num_requests_running") == 0,
-        5,
+        PATIENCE,
         "the abandoned request to leave",
     )
+    assert gauge(server.get("/metrics").text, "penstock_generation_tokens_total") < before + 1500
 
 
 def test_errors_have_four_keys_and_the_server_stays_well(client: openai.OpenAI, model: str, server: Server) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 
 MOST = 1  # --max-priority
+REFUSED = "penstock_requests_refused_total"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ class Clients:
 
 
 def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(narrow: Server) -> None:
-    with Clients(narrow, 12, prompt="def f(", max_tokens=24, ignore_eos=True, priority=-MOST) as clients:
+    with Clients(narrow, 12, prompt="def f(", max_tokens=96, ignore_eos=True, priority=-MOST) as clients:
         wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_waiting") >= 8, PATIENCE, "a queue")
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "priority": MOST})
@@ -74,7 +75,7 @@ def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(
 
 
 def test_a_request_of_higher_priority_takes_a_place_that_is_taken(narrow: Server) -> None:
-    fields: dict[str, object] = {"max_tokens": 900, "ignore_eos": True, "temperature": 0, "priority": MOST}
+    fields: dict[str, object] = {"max_tokens": 1800, "ignore_eos": True, "temperature": 0, "priority": MOST}
 
     def ask(texts: dict[int, str]) -> list[threading.Thread]:
         def one(number: int) -> None:
@@ -84,7 +85,7 @@ def test_a_request_of_higher_priority_takes_a_place_that_is_taken(narrow: Server
         threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(2)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, 30, "both to run")
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "both")
         return threads
 
     undisturbed: dict[int, str] = {}
@@ -109,18 +110,22 @@ def test_a_priority_out_of_range_is_refused_by_name(narrow: Server) -> None:
 
 
 def test_a_full_queue_refuses_at_once(narrow: Server) -> None:
-    with Clients(narrow, 30, prompt="def f(", max_tokens=24, ignore_eos=True) as clients:
-        time.sleep(2)
+    refused, begin = gauge(narrow.get("/metrics").text, REFUSED), len(narrow.log.read_text())
+    with Clients(narrow, 30, prompt="def f(", max_tokens=96, ignore_eos=True) as clients:
+        wait_for(lambda: len(clients.refusals) >= 50 and 200 in clients.statuses, PATIENCE, "refusals")
     assert clients.statuses == {200, 429}
     for refusal in clients.refusals:
         assert refusal.json()["error"]["code"] == "queue_full"
         assert 1 <= int(refusal.headers["retry-after"]) <= 120
-    log = narrow.log.read_text()
-    seconds = sorted(float(found) for found in re.findall(r"status=429 seconds=([\d.]+)", log))
+    log = narrow.log.read_text()[begin:]
+    seconds, others = (
+        sorted(float(found) for found in re.findall(rf"/v1/completions .*status={status} seconds=([\d.]+)", log))
+        for status in (429, 200)
+    )
     assert len(seconds) == len(clients.refusals)
-    assert seconds[len(seconds) * 9 // 10] < 0.05
+    assert seconds[len(seconds) * 9 // 10] < others[len(others) // 2] / 4  # those wait for others, and are computed
     metrics = narrow.get("/metrics").text
-    assert gauge(metrics, "penstock_requests_refused_total") == len(seconds)
+    assert gauge(metrics, REFUSED) == refused + len(seconds)
     assert gauge(metrics, "penstock_num_tokens_waiting") == 0
 
 
@@ -141,7 +146,8 @@ def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
     assert narrow.post("/v1/completions", long).status_code == 200
 
 
-LONG = {"prompt": "def f(", "max_tokens": 1500, "ignore_eos": True}
+LONG_STEPS = 3000
+LONG = {"prompt": "def f(", "max_tokens": LONG_STEPS // 2, "n": 4, "ignore_eos": True}  # two choices at a time
 
 
 def late_requests(server: Server) -> float:
@@ -152,41 +158,51 @@ def nothing_runs(server: Server) -> bool:
     return gauge(server.get("/metrics").text, "penstock_num_requests_running") == 0
 
 
+def steps(server: Server) -> float:
+    return gauge(server.get("/metrics").text, "penstock_engine_steps_total")
+
+
 @pytest.mark.parametrize("way", ["header", "parameter"])
 def test_an_answer_ends_at_its_deadline(narrow: Server, way: str) -> None:
-    before, start = late_requests(narrow), time.monotonic()
+    before, steps_before, start = late_requests(narrow), steps(narrow), time.monotonic()
     headers = {"X-Request-Timeout": "0.6"} if way == "header" else {}
     body = LONG if way == "header" else {**LONG, "timeout": 0.6}
     answer = httpx.post(narrow.url + "/v1/completions", json=body, headers=headers, timeout=PATIENCE)
-    assert 0.5 < time.monotonic() - start < 5
+    assert time.monotonic() - start > 0.5
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert answer.headers["x-should-retry"] == "false"
     assert late_requests(narrow) == before + 1
-    wait_for(lambda: nothing_runs(narrow), 5, "the engine to stop")
+    wait_for(lambda: nothing_runs(narrow), PATIENCE, "the engine to stop")
+    assert steps(narrow) - steps_before < LONG_STEPS, "the engine went on to the end"
 
 
 def test_a_stream_that_has_begun_ends_with_an_event(narrow: Server) -> None:
-    body = {**LONG, "stream": True, "timeout": 0.8}
+    start = time.monotonic()
+    narrow.post("/v1/completions", {"prompt": "def f(", "max_tokens": 8, "ignore_eos": True})
+    seconds = max(0.8, 10 * (time.monotonic() - start))  # a busy machine needs more for the first tokens
+    steps_before, body = steps(narrow), {**LONG, "stream": True, "timeout": seconds}
     with httpx.stream("POST", narrow.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
         assert answer.status_code == 200
         lines = [line for line in answer.iter_lines() if line]
     assert len(lines) > 5
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
-    wait_for(lambda: nothing_runs(narrow), 5, "the engine to stop")
+    wait_for(lambda: nothing_runs(narrow), PATIENCE, "the engine to stop")
+    assert steps(narrow) - steps_before < LONG_STEPS, "the engine went on to the end"
 
 
 def test_what_waits_too_long_for_its_first_token_is_given_up(narrow: Server) -> None:
-    with Clients(narrow, 2, **LONG, timeout=4.0) as clients:
+    with Clients(narrow, 2, **LONG) as clients:
         wait_for(
             lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "two to run"
         )
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "first_token_timeout": 0.5})
         waited = time.monotonic() - start
+        assert clients.answers == 0, "the others ended first"
         clients.stop()
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert 0.4 < waited < 3
+    assert waited > 0.4
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1" * 40])

@@ -1,6 +1,8 @@
 """Looking at processes through /proc."""
 
 import contextlib
+import gc
+import os
 from pathlib import Path
 
 
@@ -27,6 +29,13 @@ def command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").rstrip()
     return ""
+
+
+def descriptors() -> int:
+    """The open files of this process, without those of garbage that earlier tests have left: it may be collected at any
+    moment, and would change the count."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _stat(pid: int) -> list[str]:

@@ -55,7 +55,7 @@ async def test_streams_go_on_after_an_engine_ends(engine: Starter, number: signa
     client = await engine()
     choose = random.Random(number)
     requests = [
-        request(f"r{i}", choose.randint(2, 40), choose.randint(20, 120), n=choose.choice((1, 1, 3)), logprobs=0)
+        request(f"r{i}", choose.randint(2, 40), choose.randint(60, 240), n=choose.choice((1, 1, 3)), logprobs=0)
         for i in range(30)
     ]
     tasks = asking(client, requests)
@@ -187,7 +187,7 @@ async def test_an_engine_that_ends_too_often_is_not_started_again(
     with pytest.raises(EngineError, match="ended too often within a minute"):
         await waiting[0]
     assert not client.healthy and not client.restarting
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:

@@ -303,8 +303,6 @@ async def test_batches_take_turns(make_site: Sites, tmp_path: Path) -> None:
         site.engine.gate.set()
         for made in short:
             assert (await ended(client, made["id"]))["request_counts"]["completed"] == 10
-        counts = (await client.get(f"/v1/batches/{long['id']}")).json()["request_counts"]
-        assert counts["completed"] < 150
         assert (await ended(client, long["id"]))["request_counts"]["completed"] == 300
     order = [request.sampling.max_tokens for request in site.engine.requests]
     assert order[:16] == [2] * 16 and len(order) == 320
@@ -313,6 +311,7 @@ async def test_batches_take_turns(make_site: Sites, tmp_path: Path) -> None:
     for n in (3, 4):
         places = [place for place, tokens in enumerate(order) if tokens == n]
         assert len(places) == 10 and places[-1] - places[1] <= 3 * 8 + 2
+        assert places[-1] < 160, "the long batch went on alone"
 
 
 async def test_clients_go_before_batches(make_site: Sites, tmp_path: Path) -> None:
@@ -325,8 +324,9 @@ async def test_clients_go_before_batches(make_site: Sites, tmp_path: Path) -> No
         while not site.engine.running:
             await asyncio.sleep(0.01)
         made = await begin(client, b"".join(line(f"id-{i}") for i in range(50)))
+        await until(lambda: site.engine.running == 1 + 16 // 4)  # max_num_seqs is 8: at most 16 when no client asks
         await asyncio.sleep(0.3)
-        assert site.engine.running == 1 + 16 // 4  # max_num_seqs is 8: at most 16 when no client asks
+        assert site.engine.running == 1 + 16 // 4
         site.engine.gate.set()
         assert (await asking).status_code == 200
         assert (await ended(client, made["id"]))["status"] == "completed"

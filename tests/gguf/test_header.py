@@ -23,12 +23,13 @@ from penstock.gguf import header as limits
 from penstock.gguf.header import Header, read_header
 from penstock.gguf.types import OTHER_NAMES, TYPES_BY_NUMBER
 from penstock.weights.checkpoint import check_tensors, stored_tensors
+from tests.frontend.loop_time import slowness
 from tests.gguf.raw import raw_file, raw_key, raw_string
 from tests.gguf.wrong import WRONG
 from tests.gguf_models import write_gguf
 
 MUTATIONS = 10_000
-SECONDS = 1.0  # for a file of some 100 KB; the slowest takes some ms
+SECONDS = 1.0  # of processor time, for a file of some 100 KB; the slowest takes some ms
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
@@ -159,13 +160,13 @@ def test_a_large_vocabulary_takes_less_than_half_a_second(tmp_path: Path) -> Non
     path = raw_file(tmp_path, keys=keys)
     best = min(_seconds(lambda: read_header(path)) for _ in range(5))
     assert read_header(path).metadata["merges"][-1] == "tok en299999"
-    assert best < 0.5
+    assert best < 0.5 * slowness()
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     call()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -231,9 +232,9 @@ def test_mutated_headers_are_read_or_refused(model: Path, tmp_path: Path) -> Non
             file.write(mutated)
             file.flush()
             parts._parsed.cache_clear()  # by time of change, which two mutations may share
-            began = time.perf_counter()
+            began = time.thread_time()
             text = _error_of(path)
-            assert time.perf_counter() - began < SECONDS, number
+            assert time.thread_time() - began < SECONDS, number
             assert "\n" not in text, number
             errors.add(re.sub(r"\d+|'.*?'|\[.*?\]", "", text))
             file.seek(0)

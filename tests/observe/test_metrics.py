@@ -249,9 +249,10 @@ def test_the_parts_of_a_step_and_their_work(metrics: Metrics, engine: Engine) ->
     assert found["vllm:iteration_tokens_total_sum{model_name=m}"] == 100
     assert not measured  # requests run
     engine.now = EngineStats(steps=4, computed_tokens=100, decode_tokens=30, draft_tokens=10)
-    for _ in range(3):
-        found = samples(metrics)
-        time.sleep(0.05)  # a thread measures
+    deadline = time.monotonic() + 20
+    while "penstock_machine_flops_per_second{model_name=m}" not in (found := samples(metrics)):  # a thread measures
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert measured == [1]
     assert found["penstock_machine_read_bytes_per_second{model_name=m}"] == 1e6
     assert found["penstock_machine_flops_per_second{model_name=m}"] == 1e9

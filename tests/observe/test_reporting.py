@@ -1,6 +1,7 @@
 """What a command waits for is on standard error: one line on a terminal, now and then a line elsewhere."""
 
 import io
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -33,9 +34,9 @@ def test_a_file_gets_lines_with_the_latest_text(monkeypatch: pytest.MonkeyPatch)
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     with reporting("loading") as say:
-        until(lambda: file.getvalue().count("loading (0 s)\n") >= 2)
+        until(lambda: len(re.findall(r"loading \(\d+ s\)\n", file.getvalue())) >= 2)
         say("1 of 3 done")
-        until(lambda: "1 of 3 done (0 s)\n" in file.getvalue())
+        until(lambda: re.search(r"\n1 of 3 done \(\d+ s\)\n", file.getvalue()) is not None)
     said = file.getvalue()
     time.sleep(0.05)
     assert file.getvalue() == said and "\r" not in said and "\x1b" not in said

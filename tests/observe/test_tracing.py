@@ -17,9 +17,9 @@ def test_headers_of_clients_are_not_in_the_log(caplog: pytest.LogCaptureFixture)
     tracer = Tracer("http://127.0.0.1:1", "tiny", "1")
     try:
         for state in ("a=\x85forged", "a" * 9000, "=", "a=b" + " " * 8000 + "x", "ü=1"):
-            began = time.monotonic()
+            began = time.thread_time()
             tracer.begin({"traceparent": PARENT, "tracestate": state}, 0.0)
-            assert time.monotonic() - began < 1
+            assert time.thread_time() - began < 1
     finally:
         tracer.close()
     assert [record.getMessage()[:80] for record in caplog.records] == []

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -241,23 +241,28 @@ def test_references_that_multiply_are_no_work(checks: Checks) -> None:
 
 
 async def test_the_event_loop_runs_on(checks: Checks) -> None:
-    """While a grammar is compiled until its deadline. The margin is for a busy machine."""
-    longest, last, done = 0.0, time.monotonic(), False
+    """While a grammar is compiled until its deadline. A busy machine stops this process for a while, but seldom in each
+    of several tries."""
+    gaps = []
+    for number in range(4):
+        text = json.dumps(HOSTILE["intersections of patterns"] | {"title": f"once more: {number}"})
+        gaps.append(await longest_gap(checks.checker.check("json_schema", text)))
+        if gaps[-1] < 0.2:
+            return
+    raise AssertionError(f"the loop stood still for {gaps} s")
 
-    async def watch() -> None:
-        nonlocal longest, last
-        while not done:
-            await asyncio.sleep(0.001)
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
 
-    watching = asyncio.create_task(watch())
-    text = json.dumps(HOSTILE["intersections of patterns"] | {"title": "once more"})
+async def longest_gap(check: Awaitable[object]) -> float:
+    """The longest time in seconds in which the event loop ran nothing else, until the check has failed."""
+    longest, last = 0.0, time.monotonic()
+    checking = asyncio.ensure_future(check)
+    while not checking.done():
+        await asyncio.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
     with pytest.raises(GrammarError, match=f"{DEADLINE} s"):
-        await checks.checker.check("json_schema", text)
-    done = True
-    await watching
-    assert longest < 0.2
+        await checking
+    return longest
 
 
 def test_answers_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

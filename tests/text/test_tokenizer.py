@@ -239,14 +239,15 @@ def test_other_threads_run_meanwhile(work: str, tokenizer_of: Load) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)  # Python's lock goes to another thread only where a call gives it up
     try:
-        thread = threading.Thread(target=count_around)
-        thread.start()
-        while thread.is_alive():
-            others_ran += 1
-            time.sleep(0.0001)
+        for _ in range(10):  # a busy machine may not wake this thread during a call
+            thread = threading.Thread(target=count_around)
+            thread.start()
+            while thread.is_alive():
+                others_ran += 1
+                time.sleep(0.0001)
     finally:
         sys.setswitchinterval(interval)
-    assert seen[0] > 0
+    assert max(seen) > 0
 
 
 def test_the_vocabulary_may_have_holes(tmp_path: Path) -> None:

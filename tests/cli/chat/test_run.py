@@ -109,16 +109,23 @@ async def test_an_answer_says_what_cut_it(chat: Chat) -> None:
     assert (await chat.answer("b", nothing)).end == "context"
 
 
+class Interrupt(asyncio.Event):
+    """The user presses Ctrl-C when an answer waits for it. No more tokens come."""
+
+    async def wait(self) -> bool:  # type: ignore[override]
+        os.kill(os.getpid(), signal.SIGINT)
+        return await super().wait()
+
+
 async def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(chat: Chat, engine: ScriptedClient) -> None:
     before = signal.getsignal(signal.SIGINT)
-    engine.gate = asyncio.Event()  # nothing comes after the first token
+    engine.gate = Interrupt()
     for _ in range(2):
-        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
         assert await until_interrupted(chat.answer("a", nothing)) is None
     assert (len(engine.aborted), engine.running) == (2, 0)
     assert signal.getsignal(signal.SIGINT) is before
     assert chat.last is not None and (chat.last.end, chat.last.kept, chat.last.tokens) == ("stopped", True, 1)
-    engine.gate.set()
+    engine.gate = None
     assert await until_interrupted(chat.answer("b", nothing))
     first = chat.tokenizer.decode(chat.tokenizer.encode(HELLO)[:1])
     assert chat.conversation.turns == [("a", first), ("a", first), ("b", HELLO)]
@@ -126,11 +133,10 @@ async def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(chat: Chat, engine:
 
 async def test_ctrl_c_before_the_first_token_keeps_nothing(chat: Chat, engine: ScriptedClient) -> None:
     async def never(request: object) -> object:
-        await asyncio.Event().wait()
+        await Interrupt().wait()
         yield
 
     engine.generate = never  # type: ignore[method-assign, assignment]
-    asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
     assert await until_interrupted(chat.answer("a", nothing)) is None
     assert chat.conversation.turns == []
     assert chat.last is not None and not chat.last.kept

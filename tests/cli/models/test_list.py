@@ -14,6 +14,7 @@ from tests.cli.conftest import RunCommand
 from tests.weights.standin_hub import StandInHub
 
 GGUF = "acme/tiny-GGUF"
+END = b"<end>"
 PACKAGED_NAMES = ("python-8m", "smollm2-135m", "all-minilm-l6-v2")
 
 
@@ -57,7 +58,11 @@ def list_in_a_terminal(home: Path, width: int) -> list[str]:
     environ = {**os.environ, "COLUMNS": str(width), "HF_HOME": str(home)}
     try:
         subprocess.run([sys.executable, "-m", "penstock", "list"], stdout=theirs, env=environ, check=True, timeout=60)
-        return os.read(ours, 1 << 16).decode().splitlines()
+        os.write(theirs, END)  # what was written arrives in parts
+        said = b""
+        while not said.endswith(END):
+            said += os.read(ours, 1 << 16)
+        return said.removesuffix(END).decode().splitlines()
     finally:
         os.close(ours)
         os.close(theirs)

@@ -59,7 +59,7 @@ def test_an_interrupted_download_continues_in_another_process(
     first.send_signal(signal.SIGINT)
     interrupted = time.monotonic()
     code, out, err = ended(first)
-    assert time.monotonic() - interrupted < 3
+    assert time.monotonic() - interrupted < 20  # the hub would let it wait for a minute
     assert (code, out) == (130, "") and err.endswith(f"interrupted: penstock pull {NAME} continues where it stopped\n")
     assert re.search(r"acme/SmolLM2-135M-Instruct-GGUF +incomplete +30 MiB", listed)
 
@@ -105,11 +105,11 @@ def test_a_killed_download_leaves_its_share_to_the_next(smol_hub: StandInHub, tm
 def test_a_slow_download_prints_lines(smol_hub: StandInHub, tmp_path: Path) -> None:
     smol_hub.stall_after[FILE] = 2 * CHUNK
     process = start("pull", NAME, hub=smol_hub, home=tmp_path)
-    wait_for(lambda: partial_bytes(tmp_path) == 2 * CHUNK)
-    time.sleep(2.5)
+    assert process.stderr is not None
+    line = re.compile(r".*GGUF: 21 of 98 MB, [\d.]+ MB/s \(\d+ s\)\n")
+    assert any(map(line.fullmatch, process.stderr)), "it ended without such a line"
     smol_hub.go_on.set()
-    _, _, err = ended(process)
-    assert re.search(r"GGUF: 21 of 98 MB, [\d.]+ MB/s \(\d+ s\)\n", err)
+    assert ended(process)[0] == 0
 
 
 def test_a_disk_without_space_is_refused_before_the_download(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import free_port
+from tests.ports import free_port
 from tests.smollm2 import smollm2
 from tests.weights.standin_hub import StandInHub, serving
 

@@ -21,7 +21,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     log: Path = tmp_path_factory.mktemp("json") / "log"
     with serving(log, "--log-format", "json", "--kv-cache-memory", "64MiB", "--max-num-seqs", "8") as server:
         ask(server, "first")
-        refused = httpx.post(server.url + f"/v1/{SECRET}", json={"prompt": SECRET}, headers={"x-request-id": "second"})
+        headers = {"x-request-id": "second"}
+        refused = httpx.post(f"{server.url}/v1/{SECRET}", json={"prompt": SECRET}, headers=headers, timeout=PATIENCE)
         assert refused.status_code == 404
         os.kill(server.engine_pid, signal.SIGKILL)
         wait_for(

@@ -20,6 +20,7 @@ from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--threads", "1")  # others compute here as well
 FLAGS += ("--speculation", "off")  # drafts of what was said before would end streams too soon
+PATIENT = ("--drain-timeout", f"{PATIENCE:g}")  # for streams to end on a busy machine
 ERROR = 'data: {"error":'  # how an event begins that is one; a model may well write the word
 
 
@@ -119,7 +120,7 @@ def test_killing_the_server_ends_the_engine(tmp_path: Path, busy: bool) -> None:
 
 
 def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
-    with serving(tmp_path / "log", *FLAGS) as server:
+    with serving(tmp_path / "log", *FLAGS, *PATIENT) as server:
         streams = started(server, 2, max_tokens=1000)
         server.process.send_signal(signal.SIGTERM)
         for stream in streams:

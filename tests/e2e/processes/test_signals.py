@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from penstock.weights.packaged import EMBEDDED
-from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, status, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
+from tests.ports import free_port
 
 STREAMS, TOKENS = 40, 200
 # Drafts of what was said before would end streams too soon.
 FLAGS = ("--speculation", "off", "--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
+FLAGS += ("--drain-timeout", f"{PATIENCE:g}")  # a busy machine needs longer than usual
 SECRET = "hf_0123456789abcdef"
 
 
@@ -75,7 +77,7 @@ def test_sigterm_to_the_group_lets_streams_finish(tmp_path: Path, monkeypatch: p
         assert server.process.wait(PATIENCE) == 0
         assert not any(map(alive, group))
     log = server.log.read_text()
-    assert f"stopping: {STREAMS} requests in flight have 30 s to finish (--drain-timeout)" in log
+    assert f"stopping: {STREAMS} requests in flight have {PATIENCE:g} s to finish (--drain-timeout)" in log
     assert "WARNING" not in log and "ERROR" not in log
 
 
@@ -164,10 +166,10 @@ def test_the_first_interrupt_waits_for_streams_and_the_second_does_not(tmp_path:
         os.write(terminal, b"\x03")
         began = time.monotonic()
         assert server.process.wait(PATIENCE) == 0
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20  # a second on an idle machine
         assert not alive(engine)
         for stream in streams:
-            stream.join(5)
+            stream.join(PATIENCE)
             error, done = stream.events[-2:]
             assert done == "data: [DONE]" and json.loads(error[6:])["error"]["code"] == "engine_unavailable"
     assert f"{STREAMS} requests are aborted, as a second signal came" in server.log.read_text()

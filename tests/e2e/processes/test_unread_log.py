@@ -9,7 +9,8 @@ import sys
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import PATIENCE, free_port, gauge, status, wait_for
+from tests.e2e.server import PATIENCE, gauge, status, wait_for
+from tests.ports import free_port
 
 REQUESTS = 20_000  # lines of more bytes than a pipe and the lines that are kept
 

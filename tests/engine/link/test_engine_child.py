@@ -16,17 +16,17 @@ from penstock.engine.link.engine_child import IMPORT_RUNTIME, EngineChild, one_r
 from penstock.engine.link.ipc import connect
 from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
-from tests.engine.processes import alive, children, command_line
+from tests.engine.processes import alive, children, command_line, descriptors
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
 from tests.schedule.simulated import request
 
 
 def test_leaving_ends_it_and_leaves_nothing() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with EngineChild(ENGINE) as child:
         assert alive(child.process.pid)
     assert not alive(child.process.pid)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 async def test_a_signal_to_the_group_while_it_imports_is_not_for_it() -> None:
@@ -47,7 +47,7 @@ async def test_secrets_stay_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, "a value")
     with EngineChild(("/bin/sleep", "60")) as child:
         environ = Path(f"/proc/{child.process.pid}/environ")
-        await until(lambda: environ.read_bytes() != b"", "the kernel to set it", 5)
+        await until(lambda: environ.read_bytes() != b"", "the kernel to set it")
         environment = environ.read_bytes().split(b"\0")
     names = {entry.partition(b"=")[0].decode() for entry in environment if entry.endswith(b"=a value")}
     assert names == set(others)

@@ -30,7 +30,7 @@ def join(place: Place, rendezvous: str) -> Mesh:
     if place.rank == 0:
         with socket.create_server((host, int(port))) as listener:
             return Mesh(place, [listener.accept()[0] for _ in range(place.split.world - 1)])
-    for _ in range(500):
+    for _ in range(3000):
         try:
             return Mesh(place, [socket.create_connection((host, int(port)))])
         except ConnectionRefusedError:

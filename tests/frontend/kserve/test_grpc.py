@@ -14,8 +14,8 @@ from penstock.frontend import RequestLimits, serve
 from penstock.frontend.http.tls import TLS
 from penstock.messages import EndsEngines
 from tests.e2e.certificates import Authority
-from tests.e2e.server import free_port
 from tests.frontend.conftest import NAME, Site, listening, until
+from tests.ports import free_port
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
 pytest.importorskip("grpc.aio")
@@ -127,7 +127,7 @@ async def test_a_prompt_that_ends_engines_must_not_be_sent_again(site: Site) -> 
 async def test_a_calls_deadline_reaches_the_engine(site: Site) -> None:
     site.engine.gate = asyncio.Event()
     async with serving(site) as (channel, _):
-        code, _ = await fails(infer(channel, request(max_tokens=9), timeout=0.5))
+        code, _ = await fails(infer(channel, request(max_tokens=9), timeout=2.0))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         (asked,) = site.engine.requests
         assert asked.deadline is not None

@@ -21,6 +21,7 @@ from penstock.runtime.loading.load import load_runner
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.matrices import MatrixReader
+from tests.engine.processes import descriptors
 
 Checkpoint = Callable[..., Path]
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
@@ -92,10 +93,10 @@ def test_a_broken_checkpoint_is_refused_before_torch_is_imported(tiny_checkpoint
     folder = shutil.copytree(tiny_checkpoint("qwen3"), tmp_path / "broken")
     path = folder / "model.safetensors"
     os.truncate(path, path.stat().st_size - 100)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(CheckpointError, match="truncated"):
         Preload(config(folder))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_what_does_not_fit_takes_no_memory(tiny_checkpoint: Checkpoint) -> None:

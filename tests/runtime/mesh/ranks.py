@@ -15,6 +15,7 @@ from penstock.engine.ranks.workers import combine
 from penstock.families import load_spec
 from penstock.messages import Capacity, StepPlan, StepResult
 from tests.models.serving import NUM_BLOCKS
+from tests.ports import free_port
 from tests.runtime.mesh.rank import Answer, Execute, Load, Take, read, write
 
 ROOT = Path(__file__).parents[3]
@@ -93,8 +94,7 @@ class RanksRunner:
         self._learned: list[StepResult] = []
         self._outstanding: deque[int] = deque()
         self.traffic = [(0, 0, 0)] * len(self._places)  # of each rank: sum, gather, send
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            rendezvous = f"127.0.0.1:{probe.getsockname()[1]}"
+        rendezvous = f"127.0.0.1:{free_port()}"
         blocks = (NUM_BLOCKS,) * len(load_spec(Path(config.model)).windows)
         for place in self._places:
             processes.order(place.rank, Load(config, place.rank, rendezvous, blocks, native, share, device))

@@ -1,6 +1,5 @@
 """Exchanges between ranks on CPUs: exact to the bit, counted in bytes, and with an error when a rank is missing."""
 
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +11,7 @@ from torch import Tensor
 from penstock.config import Place, Split
 from penstock.config.split import part
 from penstock.runtime.mesh.mesh import Mesh, MeshError, Traffic
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from penstock.runtime.mesh import shared_memory
 from penstock.runtime.mesh.shared_memory import MAX_POLL_SECONDS, SharedMemory, open_shared_memory
+from tests.engine.processes import descriptors
 
 SIZE = 1000
 
@@ -28,10 +29,6 @@ def shared(ranks: int) -> list[SharedMemory | None]:
     for thread in threads:
         thread.join()
     return [got[rank] for rank in range(ranks)]
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_what_one_writes_the_others_read() -> None:
