@@ -65,6 +65,11 @@ class LanguageModel(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def recordable(self) -> bool:
+        """Whether the ops of `forward` and `logits` are those of our kernels alone, so that they can be recorded."""
+        ...
+
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden: ...
 
     def logits(self, hidden: Hidden) -> Tensor | None: ...
@@ -128,6 +133,10 @@ class Decoder:
         head = None if self._head is self._embedding else self._head
         tensors = [self._embedding, self._positions, self._norm, head, *self._blocks]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def recordable(self) -> bool:
+        return True
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
         """Returns the hidden states of a step's tokens. Writes keys and values to `caches`, one per layer."""

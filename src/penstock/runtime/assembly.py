@@ -83,7 +83,7 @@ def recorded_or_eager(
     """The recording of `eager` if native kernels compute the whole model, else `eager`."""
     if not isinstance(step_kernels, NativeStep) or kernels.session is None:
         return eager
-    if spec.pooling is not None or spec.transformers is not None:
+    if spec.pooling is not None or not eager.recordable:
         return eager
     return RecordedStep(
         eager,

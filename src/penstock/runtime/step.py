@@ -151,6 +151,11 @@ class EagerStep:
         self._spare = len(state.computed)  # the sampler's row for padding: behind all others
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether the model's ops are those of our kernels alone."""
+        return self._model.recordable
+
     def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
         """Returns the part of a step that is sent. `padding` adds so many sequences that only fill a captured step.
         RuntimeError if the step would have more tokens than memory was allocated for."""

@@ -44,12 +44,7 @@ def check_transformers(runner: ModelRunner, config: EngineConfig) -> None:
                 f"random prompt differ by {difference:.2g} from those with its own, more than {allowed:.2g}; use a "
                 "model of another architecture (see `penstock models`)"
             )
-    logger.warning(
-        "%s is executed by transformers %s with our attention, which is slower than the models that `penstock models` "
-        "lists",
-        model.code.architecture,
-        model.code.version,
-    )
+    logger.warning("%s", model.execution)
 
 
 def _sequences(runner: ModelRunner, config: EngineConfig) -> list[NewSequence]:

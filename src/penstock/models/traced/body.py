@@ -1,0 +1,267 @@
+"""Executes a decoder of torch's modules with our kernels, by the ops that were read from a trace."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.kernels import Kernels
+from penstock.kernels.attention import HeadNorm
+from penstock.models.attention import LayerCache
+from penstock.models.decoder import StepInput
+from penstock.models.module_graphs import NormParts
+from penstock.models.packed_modules import MlpForward, PackedEmbedding, PackedLinear
+from penstock.models.traced.graph import Attention, Given, Mlp, Node, Norm, NotRecognised, Other, Product, Rows, Sum
+from penstock.models.traced.rotary import Rotary
+
+
+class PackedHeads(nn.Module):
+    """Computes what one of several linears computed that are packed as one. The rows of a head have an order there."""
+
+    def __init__(self, together: PackedLinear, first: int, heads: int, order: Tensor) -> None:
+        super().__init__()
+        self.together, self.first, self.heads, self.places = together, first, heads, order.argsort()
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = self.heads * len(self.places)
+        heads = self.together(x)[..., self.first : self.first + width].unflatten(-1, (self.heads, -1))
+        own: Tensor = heads[..., self.places].flatten(-2)
+        return own
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the ops of a step read besides values."""
+
+    step: StepInput
+    caches: Sequence[LayerCache]
+    rotations: Mapping[Rotary, Any]
+
+
+_Op = Callable[..., Tensor]  # (run, value, ...) to a value
+
+
+class TracedBody:
+    """The ops from token ids to the last hidden states. `groups` has the KV group of each layer.
+
+    The constructor packs projections of attention as one; then `pack_modules` packs the rest, and `link` finds it.
+    Raises NotRecognised before anything is changed."""
+
+    def __init__(
+        self, model: nn.Module, nodes: Sequence[Node], kernels: Kernels, groups: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self._kernels, self._groups, self._dtype = kernels, groups, dtype
+        self._check(model, nodes)
+        self._nodes = _with_sums_in_products(nodes)
+        self._names = {module: name for name, module in model.named_modules()}
+        self._places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
+        self._joined = {node: self._join(node) for node in nodes if isinstance(node, Attention)}
+        self._rotaries = {node.rotary for node in self._joined}
+        self._ops: list[tuple[_Op, tuple[int, ...], Sequence[int]]] = []
+        self.nbytes: int = sum(weight.packed.nbytes for weight in self._joined.values())
+
+    def link(self, model: nn.Module) -> None:
+        """Finds the packed weights in the model. Raises NotRecognised if one was not packed."""
+        place = {node: i for i, node in enumerate(self._nodes)}
+        last_use = {source: i for i, node in enumerate(self._nodes) for source in node.inputs}
+        for i, node in enumerate(self._nodes):
+            done = [place[source] for source in {*node.inputs} if last_use[source] == i]
+            self._ops.append((self._op(model, node), tuple(place[source] for source in node.inputs), done))
+        self._nodes, self._joined, self._places, self._names = [], {}, {}, {}  # they hold the unpacked weights
+
+    def __call__(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
+        """Returns the last hidden states [tokens, hidden]. Writes keys and values to `caches`, one per layer."""
+        rotation = self._kernels.attention.rotation
+        rotations = {each: rotation(step.positions, each.frequencies, self._dtype) for each in self._rotaries}
+        run, values = _Run(step, caches, rotations), dict[int, Tensor]()
+        for place, (op, inputs, done) in enumerate(self._ops):
+            values[place] = op(run, *(values[i] for i in inputs))
+            for i in done:  # its memory can be used again
+                del values[i]
+        return values[len(self._ops) - 1]
+
+    def _check(self, model: nn.Module, nodes: Sequence[Node]) -> None:
+        weights = Counter(
+            module.weight.data_ptr()
+            for module in model.modules()
+            if isinstance(getattr(module, "weight", None), Tensor)
+        )
+        calls = [node.call.layer for node in nodes if isinstance(node, Attention)]
+        if calls != [*range(len(self._groups))]:
+            raise NotRecognised(f"the attention of layers {calls} is recognised, of {len(self._groups)}")
+        projections = [each for node in nodes if isinstance(node, Attention) for each in node.projections]
+        others = [node.module for node in nodes if isinstance(node, Product)]
+        if any(count > 1 for count in Counter([*projections, *others]).values()):
+            raise NotRecognised("it uses a linear twice")
+        if any(weights[each.weight.data_ptr()] > 1 for each in projections):
+            raise NotRecognised("a projection of attention shares its weight")
+        norms = [node.norm for node in nodes if isinstance(node, Norm)]
+        norms += [norm for node in nodes if isinstance(node, Attention) for norm in node.norms or ()]
+        for tensor in (
+            *(norm.weight for norm in norms),
+            *(node.value for node in nodes if not isinstance(node, Given)),
+        ):
+            if tensor.dtype != self._dtype:
+                raise NotRecognised(f"it computes in {tensor.dtype}")
+
+    def _join(self, node: Attention) -> PackedLinear:
+        """Packs the projections of a layer as one, in the order of rows that the rotation needs."""
+        heads, kv_heads, size = node.sizes
+        order, same = node.rotary.order, torch.arange(size)
+        parts = [*zip(node.projections, (heads, kv_heads, kv_heads), (order, order, same), strict=True)]
+        weight = torch.cat([_ordered(linear.weight, size, rows) for linear, _, rows in parts])
+        bias = None
+        if any(linear.bias is not None for linear, _, _ in parts):
+            each = (
+                linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+                for linear, _, _ in parts
+            )
+            bias = torch.cat([_ordered(own, size, rows) for own, (_, _, rows) in zip(each, parts, strict=True)])
+        together, first = PackedLinear(self._kernels.linear, weight, bias), 0
+        for linear, count, rows in parts:
+            parent, name = self._places[linear]
+            setattr(parent, name, PackedHeads(together, first, count, rows))
+            first += count * size
+        return together
+
+    def _op(self, model: nn.Module, node: Node) -> _Op:
+        """The op that computes a value, for values of its inputs."""
+        kernels = self._kernels
+        if isinstance(node, Given):
+            return (lambda run: run.step.token_ids, lambda run: run.step.positions)[node.place]
+        if isinstance(node, Rows):
+            table = self._table(model, node.module)
+            return lambda run, ids: kernels.linear.rows(ids, table, 1.0, self._dtype)
+        if isinstance(node, Norm):
+            return _norm(kernels, node.norm)
+        if isinstance(node, Product):
+            weight = packed_weight(self._now(model, node.module))
+            return lambda run, x, residual=None: kernels.linear(x, weight, residual)
+        if isinstance(node, Mlp):
+            return _mlp(kernels, self._now(model, node.module))
+        if isinstance(node, Attention):
+            return self._attention(node)
+        if isinstance(node, Other):
+            return _other(kernels, node.module)
+        ones = torch.ones(node.value.shape[1], dtype=self._dtype)
+        return lambda run, x, y: kernels.rms_norm(x, y, ones, 1.0, 0.0)[1]  # the norm's kernel also gives the sum
+
+    def _attention(self, node: Attention) -> _Op:
+        kernels, weight = self._kernels, self._joined[node].packed
+        norm, kind, eps = _head_norm(node)
+        heads, rotary, layer, group = node.sizes[0], node.rotary, node.call.layer, self._groups[node.call.layer]
+        scale, softcap, sinks = node.call.scale, node.call.softcap, node.call.sinks
+
+        def attend(run: _Run, x: Tensor) -> Tensor:
+            given, cache = run.step.groups[group], run.caches[layer]
+            where = cache.keys, cache.values, given.blocks, given.offsets
+            qkv, rotation = kernels.linear(x, weight), run.rotations[rotary]
+            query = kernels.attention.store(qkv, heads, norm, rotation, *where, eps, 0.0, norm=kind)
+            pages = cache.keys, cache.values, given.attention
+            attended = kernels.attention(query, *pages, scale, softcap=softcap, sinks=sinks)
+            return attended.view(len(x), -1)
+
+        return attend
+
+    def _now(self, model: nn.Module, module: nn.Module) -> nn.Module:
+        """The module that is now where a traced one was."""
+        return model.get_submodule(self._names[module])
+
+    def _table(self, model: nn.Module, embedding: nn.Embedding) -> Any:
+        """The packed weight of an embedding."""
+        now = self._now(model, embedding)
+        if not isinstance(now, PackedEmbedding):
+            packed = PackedLinear(self._kernels.linear, embedding.weight.detach(), None)
+            self.nbytes += packed.packed.nbytes
+            parent, name = self._places[embedding]
+            now = PackedEmbedding(packed)
+            setattr(parent, name, now)
+        return now.head.packed
+
+
+def packed_weight(module: nn.Module) -> Any:
+    """Returns the weight of a packed linear. Raises NotRecognised if the module is none."""
+    if not isinstance(module, PackedLinear):
+        raise NotRecognised(f"{type(module).__name__} is not packed")
+    return module.packed
+
+
+def _norm(kernels: Kernels, norm: NormParts) -> _Op:
+    if norm.centered:
+        return lambda run, x: kernels.layer_norm(x, None, norm.weight, norm.bias, norm.eps)[0]
+    return lambda run, x: kernels.rms_norm(x, None, norm.weight, norm.eps, 0.0)[0]
+
+
+def _mlp(kernels: Kernels, module: nn.Module) -> _Op:
+    forward = vars(module).get("forward")
+    if not isinstance(forward, MlpForward):
+        raise NotRecognised(f"{type(module).__name__} is not packed")
+    first, activated = forward.up.packed, kernels.linear.gated if forward.mlp.gate else kernels.linear.activated
+    down, activation = forward.down.packed, forward.mlp.activation
+    return lambda run, x, residual=None: kernels.linear(activated(x, first, activation), down, residual)
+
+
+def _other(kernels: Kernels, module: nn.Module) -> _Op:
+    """A module that torch computes: a recording calls it between our ops."""
+    session = kernels.session
+    assert session is not None, "only native kernels record"
+
+    def fill(x: Tensor, out: Tensor) -> None:
+        out.copy_(module(x[None])[0])
+
+    def other(run: _Run, x: Tensor) -> Tensor:
+        out = session.empty(x, x.shape[1], dtype=x.dtype)
+        session.call(fill, x, out)
+        return out
+
+    return other
+
+
+def _head_norm(node: Attention) -> tuple[Tensor | None, HeadNorm, float]:
+    """The weight [heads + kv_heads, head_dim] of the norm of queries and keys, its kind and its eps."""
+    if node.norms is None:
+        return None, "heads", 0.0
+    heads, kv_heads, size = node.sizes
+    query, key = node.norms
+    rows = [norm.weight.view(-1, size)[:, node.rotary.order] for norm in node.norms]
+    if len(query.weight) == size:
+        kind: HeadNorm = "centered" if query.centered else "heads"
+        return torch.cat((rows[0].expand(heads, -1), rows[1].expand(kv_heads, -1))), kind, query.eps
+    return torch.cat(rows), "whole", key.eps
+
+
+def _ordered(rows: Tensor, size: int, order: Tensor) -> Tensor:
+    """The rows of a projection, those of each head in another order."""
+    return rows.detach().unflatten(0, (-1, size))[:, order].flatten(0, 1)
+
+
+def _with_sums_in_products(nodes: Sequence[Node]) -> list[Node]:
+    """Leaves out each sum that a product can add, because nothing else reads the product and the other value is
+    computed before it."""
+    uses = Counter(source for node in nodes for source in node.inputs)
+    place = {node: i for i, node in enumerate(nodes)}
+    instead: dict[Node, Node] = {}
+    for node in nodes:
+        node.inputs = [instead.get(source, source) for source in node.inputs]
+        if not isinstance(node, Sum):
+            continue
+        for last, value in (node.inputs, reversed(node.inputs)):
+            product = _adds(last, value, uses, place)
+            if product is not None:
+                product.inputs.append(value)
+                instead[node], uses[last] = last, uses[node]
+                break
+    return [node for node in nodes if node not in instead]
+
+
+def _adds(last: Node, value: Node, uses: Mapping[Node, int], place: Mapping[Node, int]) -> Node | None:
+    """The product that can add a value: `last`, or one whose result `last` adds and nothing else reads."""
+    product = last
+    while isinstance(product, Product | Mlp) and uses[product] == 1:
+        if len(product.inputs) == 1:
+            return product if place[value] < place[product] else None
+        product = product.inputs[1]
+    return None

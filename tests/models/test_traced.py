@@ -1,0 +1,121 @@
+"""A decoder of torch's modules whose ops are read from a trace: what is recognised, and what must not be."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.arcee import modeling_arcee
+
+from penstock.kernels import detect_platform
+from penstock.models.traced.body import TracedBody
+from penstock.models.traced.graph import Attention, Mlp, Node, Norm, Product, Rows, Sum
+from penstock.models.traced.rotary import Rotary, rotations_of, without_rotation
+from tests.models.other_models import write_other
+from tests.models.serving import make_runner
+
+TOKENS, HEAD_DIM = 7, 16
+
+needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
+
+
+def recordable(folder: Path) -> bool:
+    return make_runner(folder).model.recordable
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        # Each product after attention, and each MLP, adds the residual.
+        ("Arcee", {Rows: 1, Norm: 7, Attention: 3, Product: 3, Mlp: 3}),
+        ("Phi", {Rows: 1, Norm: 4, Attention: 3, Product: 3, Mlp: 3}),
+        # A norm lies between each product and the residual.
+        ("Exaone4", {Rows: 1, Norm: 9, Attention: 4, Product: 4, Mlp: 4, Sum: 8}),
+    ],
+)
+def test_the_ops_of_a_model(
+    name: str, counts: dict[type, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Counter[type] = Counter()
+    op = TracedBody._op
+
+    def counted(self: TracedBody, model: nn.Module, node: Node) -> Any:
+        found[type(node)] += 1
+        return op(self, model, node)
+
+    monkeypatch.setattr(TracedBody, "_op", counted)
+    make_runner(write_other(name, tmp_path))
+    assert {kind: found[kind] for kind in (Rows, Norm, Attention, Product, Mlp, Sum)} == {Sum: 0, **counts}
+
+
+def clamped(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return query.clamp(-1e6, 1e6), key
+
+
+def changed_in_place(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return query, key.mul_(1.0)
+
+
+def chosen_by_values(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return (query * 2, key) if query.max() > 1e6 else (query, key)
+
+
+def of_another_token(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return query, torch.cat((key[:, :, 1:], key[:, :, :1]), 2)
+
+
+def scaled(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return query * 1.01, key
+
+
+@needs_native
+@pytest.mark.parametrize("change", [clamped, changed_in_place, chosen_by_values, of_another_token, scaled])
+def test_what_our_ops_do_not_compute(
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the numbers of the trace would be the same."""
+    folder = write_other("Arcee", tmp_path)
+    assert recordable(folder)
+    rotated = modeling_arcee.apply_rotary_pos_emb
+
+    def changed(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return change(*rotated(*arguments, **options))
+
+    monkeypatch.setattr(modeling_arcee, "apply_rotary_pos_emb", changed)
+    assert not recordable(folder)
+
+
+def halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+
+
+@pytest.mark.parametrize("turn", [halves, neighbours])
+@pytest.mark.parametrize("dims", [HEAD_DIM, 4])
+def test_rotations_are_found(turn: Callable[[Tensor, Tensor, Tensor], Tensor], dims: int) -> None:
+    model = nn.Module()
+    model.attention_scaling = 1.25  # type: ignore[assignment]
+    model.register_buffer("inv_freq", 100.0 ** -(torch.arange(0, dims, 2) / dims))
+    model.register_buffer("other", torch.rand(dims // 2))
+    positions, x = torch.tensor([400, 0, 3, 1, 2, 70, 9]), torch.randn(TOKENS, 3, HEAD_DIM)
+    angles = positions[:, None, None] * model.get_buffer("inv_freq")
+    turned = turn(x[..., :dims], 1.25 * angles.cos(), 1.25 * angles.sin())
+    after = torch.cat((turned, x[..., dims:]), -1)
+
+    def found(before: Tensor, after: Tensor) -> list[Rotary]:
+        return [each for each in rotations_of(model, HEAD_DIM) if each.explains(before, after, positions)]
+
+    (rotary,) = found(x, after)
+    assert sorted(rotary.order.tolist()) == list(range(HEAD_DIM))
+    assert rotary.frequencies.shape == (2, HEAD_DIM // 2)
+    assert found(x, after.roll(1, 0)) == found(x, after * 1.001) == []
+    assert found(x, x)[0].frequencies.equal(without_rotation(HEAD_DIM).frequencies)
