@@ -29,11 +29,11 @@ ARCHITECTURES = [
     for name in OTHERS
     if f"{name}ForCausalLM" not in FAMILIES and (name not in NEW or uses_interface(f"{name}ForCausalLM", name.lower()))
 ]
-FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe")  # plain, windows, learned positions, experts
+FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe", "VaultGemma")  # plain, windows, learned positions, experts, eager
 MANY = [pytest.param(name, marks=() if name in FEW else pytest.mark.rare) for name in ARCHITECTURES]
 # Our kernels compute all of these, or all but MLPs and norms of their own.
 RECORDED = {"Apertus", "Arcee", "BitNet", "Dots1", "Ernie4_5", "Exaone4", "Helium", "Jais2", "MiniMaxM2", "Nemotron"}
-RECORDED |= {"Olmo", "Olmoe", "Phi", "Phimoe", "StableLm"}
+RECORDED |= {"GPTBigCode", "Olmo", "Olmoe", "Phi", "Phimoe", "StableLm"}
 OUTPUT = 24  # with the longest prompts past the window of 16
 
 
@@ -162,7 +162,7 @@ def test_the_probe(name: str, change: dict[str, Any], words: str, tmp_path: Path
         probe(make_runner(folder), folder)
 
 
-@pytest.mark.parametrize("name", ["Arcee", "GPTBigCode"])
+@pytest.mark.parametrize("name", ["Arcee", "HunYuanDenseV1"])
 def test_the_probe_finds_other_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a scale of attention that is off by a twentieth, recorded and by torch's modules."""
     folder = write_other(name, tmp_path)

@@ -18,17 +18,15 @@ from penstock.models.traced.graph import Attention, Given, Mlp, Node, Norm, NotR
 from penstock.models.traced.rotary import Rotary
 
 
-class PackedHeads(nn.Module):
-    """Computes what one of several linears computed that are packed as one. The rows of a head have an order there."""
+class PackedRows(nn.Module):
+    """Computes what one of several linears computed that are packed as one, with their rows in another order."""
 
-    def __init__(self, together: PackedLinear, first: int, heads: int, order: Tensor) -> None:
+    def __init__(self, together: PackedLinear, places: Tensor) -> None:
         super().__init__()
-        self.together, self.first, self.heads, self.places = together, first, heads, order.argsort()
+        self.together, self.places = together, places
 
     def forward(self, x: Tensor) -> Tensor:
-        width = self.heads * len(self.places)
-        heads = self.together(x)[..., self.first : self.first + width].unflatten(-1, (self.heads, -1))
-        own: Tensor = heads[..., self.places].flatten(-2)
+        own: Tensor = self.together(x)[..., self.places]
         return own
 
 
@@ -98,6 +96,8 @@ class TracedBody:
             raise NotRecognised("it uses a linear twice")
         if any(weights[each.weight.data_ptr()] > 1 for each in projections):
             raise NotRecognised("a projection of attention shares its weight")
+        if any(isinstance(node, Norm) and node.value.shape[1] != len(node.norm.weight) for node in nodes):
+            raise NotRecognised("it norms heads that attention does not read")
         norms = [node.norm for node in nodes if isinstance(node, Norm)]
         norms += [norm for node in nodes if isinstance(node, Attention) for norm in node.norms or ()]
         for tensor in (
@@ -108,23 +108,23 @@ class TracedBody:
                 raise NotRecognised(f"it computes in {tensor.dtype}")
 
     def _join(self, node: Attention) -> PackedLinear:
-        """Packs the projections of a layer as one, in the order of rows that the rotation needs."""
+        """Packs the projections of a layer as one, with the rows of each head in the order that the rotation needs."""
         heads, kv_heads, size = node.sizes
-        order, same = node.rotary.order, torch.arange(size)
-        parts = [*zip(node.projections, (heads, kv_heads, kv_heads), (order, order, same), strict=True)]
-        weight = torch.cat([_ordered(linear.weight, size, rows) for linear, _, rows in parts])
+        turned, values = node.rows.split(((heads + kv_heads) * size, kv_heads * size))
+        rows = torch.cat((turned.view(-1, size)[:, node.rotary.order].flatten(), values))
         bias = None
-        if any(linear.bias is not None for linear, _, _ in parts):
-            each = (
-                linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
-                for linear, _, _ in parts
-            )
-            bias = torch.cat([_ordered(own, size, rows) for own, (_, _, rows) in zip(each, parts, strict=True)])
+        if any(linear.bias is not None for linear in node.projections):
+            biases = [
+                linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+                for linear in node.projections
+            ]
+            bias = torch.cat(biases).detach()[rows]
+        weight = torch.cat([linear.weight for linear in node.projections]).detach()[rows]
         together, first = PackedLinear(self._kernels.linear, weight, bias), 0
-        for linear, count, rows in parts:
+        for linear in node.projections:
             parent, name = self._places[linear]
-            setattr(parent, name, PackedHeads(together, first, count, rows))
-            first += count * size
+            setattr(parent, name, PackedRows(together, rows.argsort()[first : first + linear.out_features]))
+            first += linear.out_features
         return together
 
     def _op(self, model: nn.Module, node: Node) -> _Op:
@@ -231,11 +231,6 @@ def _head_norm(node: Attention) -> tuple[Tensor | None, HeadNorm, float]:
         kind: HeadNorm = "centered" if query.centered else "heads"
         return torch.cat((rows[0].expand(heads, -1), rows[1].expand(kv_heads, -1))), kind, query.eps
     return torch.cat(rows), "whole", key.eps
-
-
-def _ordered(rows: Tensor, size: int, order: Tensor) -> Tensor:
-    """The rows of a projection, those of each head in another order."""
-    return rows.detach().unflatten(0, (-1, size))[:, order].flatten(0, 1)
 
 
 def _with_sums_in_products(nodes: Sequence[Node]) -> list[Node]:

@@ -5,7 +5,7 @@ between, such as a rotation, may only move, add and multiply elements. It is rec
 came out: two such functions that agree on random numbers are equal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,7 +134,10 @@ class Attention(Node):
     """Attention, with the projections before it, their norms and their rotation."""
 
     call: AttentionCall
-    projections: tuple[nn.Linear, nn.Linear, nn.Linear]  # of queries, keys and values
+    projections: tuple[nn.Linear, ...]
+    rows: (
+        Tensor  # int64: of the projections' weights, one below the other, those of query heads, key heads, value heads
+    )
     sizes: tuple[int, int, int]  # query heads, KV heads, head_dim
     norms: tuple[NormParts, NormParts] | None  # of queries and of keys
     rotary: Rotary
@@ -239,30 +242,32 @@ class GraphReader:
     def _attention(self, call: Call, attention: AttentionCall) -> Node | None:
         query, key, value = (each[0].transpose(0, 1) for each in call.arguments)  # [tokens, heads, head_dim]
         sources = [self._source(each) for each in call.arguments]
-        products = [each.inputs[0] if isinstance(each, Norm) else each for each in sources]
-        norms = [each.norm for each in sources if isinstance(each, Norm)]
-        projections = [each.module for each in products if isinstance(each, Product)]
-        if len(projections) != 3 or len(norms) not in (0, 2) or isinstance(sources[2], Norm):
-            return None
-        heads = [
-            source.value.view(each.shape)
-            for source, each in zip(sources, (query, key, value), strict=True)
-            if source is not None and source.value.numel() == each.numel()
-        ]
-        given = {node for product in products if product is not None for node in product.inputs}
-        if len(heads) != 3 or len(given) != 1 or not torch.equal(heads[2], value):
-            return None
-        assert self._positions is not None, "a model with attention has positions"
-        positions, turned = self._positions[0], ((heads[0], query), (heads[1], key))
-        rotary = next((r for r in self._rotations if all(r.explains(*each, positions) for each in turned)), None)
-        if rotary is None:
+        norms = [each.norm for each in sources[:2] if isinstance(each, Norm)]
+        products = [each.inputs[0] if isinstance(each, Norm) else each for each in sources[:2]] + sources[2:]
+        projections = [each for each in dict.fromkeys(products) if isinstance(each, Product)]
+        given = {node for product in projections for node in product.inputs}
+        if not all(isinstance(each, Product) for each in products) or len(given) != 1 or len(norms) not in (0, 2):
             return None
         sizes = query.shape[1], key.shape[1], query.shape[2]
-        if norms and not _alike(norms[0], norms[1], sizes):
+        if norms and (len(projections) != 3 or not _alike(norms[0], norms[1], sizes)):
             return None
-        pair = (norms[0], norms[1]) if norms else None
-        q, k, v = projections
-        return Attention(self._flat(call.result), [*given], attention, (q, k, v), sizes, pair, rotary)
+        before = torch.cat([each.value for each in (sources if norms else projections) if each is not None], 1)
+        for rows in _orders(*sizes):
+            if len(rows) != before.shape[1]:
+                return None
+            heads = before[:, rows].unflatten(1, (-1, sizes[2]))
+            q, k, v = heads.split((sizes[0], sizes[1], sizes[1]), 1)
+            if torch.equal(v, value) and (rotary := self._rotary((q, query), (k, key))) is not None:
+                modules = tuple(each.module for each in projections)
+                pair = (norms[0], norms[1]) if norms else None
+                return Attention(self._flat(call.result), [*given], attention, modules, rows, sizes, pair, rotary)
+        return None
+
+    def _rotary(self, *turned: tuple[Tensor, Tensor]) -> Rotary | None:
+        """The rotation of all these heads, before and after."""
+        assert self._positions is not None, "a model with attention has positions"
+        positions = self._positions[0]
+        return next((r for r in self._rotations if all(r.explains(*each, positions) for each in turned)), None)
 
     def _source(self, tensor: Tensor) -> Node | None:
         """The only known value that a tensor's elements come from by moving, adding and multiplying."""
@@ -301,6 +306,15 @@ def _changes(call: Call) -> bool:
     """Whether a function changes one of its arguments."""
     name = call.name
     return name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or "out" in call.options
+
+
+def _orders(heads: int, kv_heads: int, size: int) -> Iterator[Tensor]:
+    """The rows of query heads, key heads and value heads in a projection of all: in this order, or each KV head with
+    its query heads, its key and its value."""
+    rows = torch.arange((heads + 2 * kv_heads) * size)
+    yield rows
+    groups = rows.view(kv_heads, -1, size)
+    yield torch.cat((groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()))
 
 
 def _alike(query: NormParts, key: NormParts, sizes: tuple[int, int, int]) -> bool:
