@@ -74,7 +74,8 @@ class TracedBody:
         """Returns the last hidden states [tokens, hidden]. Writes keys and values to `caches`, one per layer."""
         rotation = self._kernels.attention.rotation
         rotations = {each: rotation(step.positions, each.frequencies, self._dtype) for each in self._rotaries}
-        run, values = _Run(step, caches, rotations), dict[int, Tensor]()
+        run = _Run(step, caches, rotations)
+        values: dict[int, Tensor] = {}
         for place, (op, inputs, done) in enumerate(self._ops):
             values[place] = op(run, *(values[i] for i in inputs))
             for i in done:  # its memory can be used again
@@ -83,9 +84,9 @@ class TracedBody:
 
     def _check(self, model: nn.Module, nodes: Sequence[Node]) -> None:
         weights = Counter(
-            module.weight.data_ptr()
+            weight.data_ptr()
             for module in model.modules()
-            if isinstance(getattr(module, "weight", None), Tensor)
+            if isinstance(weight := getattr(module, "weight", None), Tensor)
         )
         calls = [node.call.layer for node in nodes if isinstance(node, Attention)]
         if calls != [*range(len(self._groups))]:
@@ -119,7 +120,7 @@ class TracedBody:
                 for linear in node.projections
             ]
             bias = torch.cat(biases).detach()[rows]
-        weight = torch.cat([linear.weight for linear in node.projections]).detach()[rows]
+        weight = torch.cat([linear.weight.detach() for linear in node.projections])[rows]
         together, first = PackedLinear(self._kernels.linear, weight, bias), 0
         for linear in node.projections:
             parent, name = self._places[linear]
