@@ -47,19 +47,25 @@ Penstock also serves decoders that are not in the table, with the code of the tr
 
     pip install 'penstock[transformers]'
 
-It replaces parts of transformers. Attention is Penstock's, with its paged KV cache. The products of plain linear
-modules are Penstock's too, and so are norms and MLPs that compute what those of most models do. So these models have
-continuous batching, chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than the
-models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so. Eight
-sequences are served 2.2 to 2.5 times as fast as by `transformers.generate` if all have one length, and 2.6 to 3.6 times
-if lengths differ (measured by `benchmarks/fallback.py`).
+Attention is Penstock's, with its paged KV cache. So these models have continuous batching, chunked prompts, the prefix
+cache, grammars and all wires like any other. At the start, one forward shows what else Penstock's kernels compute. The
+start says which of three cases a model is:
+
+| what torch computes in a step | models |
+|---|---|
+| nothing: steps are recorded, as those of the models of the table | Arcee, ERNIE 4.5, EXAONE 4, GPTBigCode, Jais 2, Phi 1 to 2, StableLM |
+| modules that Penstock has no kernel for, such as mixtures or norms of a family; the rest is recorded | Apertus, BitNet, dots.llm1, Helium, MiniMax M2, Nemotron, OLMo 1, OLMoE, Phi 3.5 MoE |
+| all but attention, linear modules, usual norms and MLPs: slower | others |
+
+All need transformers' memory and seconds at the start. Eight sequences of Arcee are served 3.8 times (fp32) and 4.1 times
+(bf16) as fast as by `transformers.generate` if all have one length, and 5.3 and 5.7 times if lengths differ (measured by
+`benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
-  values: Apertus, Arcee, dots.llm1, ERNIE 4.5, EXAONE 4, Granite MoE, Helium, Hunyuan, MiniMax M2, Nemotron,
-  OLMo 1, OLMoE, Persimmon, Phi 1 to 2, Phi 3.5 MoE, StableLM, VaultGemma and more.
+  values: those above, and CodeGen, FlexOlmo, GPT-J, Granite MoE, Hunyuan, NanoChat, Persimmon, VaultGemma and more.
 - **Proof**: the start computes two random prompts, in chunks and side by side, and compares logprobs with those of
-  transformers' own code. Each step checks that every layer called ours once, with the heads and the window of
-  `config.json`.
+  transformers' own code. That every layer calls ours once, with the heads and the window of `config.json`, is checked
+  too.
 - **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-Neo; GPT-J and CodeGen with
   old versions of transformers);
   linear and chunked attention, latents of other families, states, masks of their own; arguments of attention that ours
