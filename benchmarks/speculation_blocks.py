@@ -13,9 +13,9 @@ groups' ratios: disturbances hardly change it, but it does not see the cost of r
 blocks without speculation of each group, by chance, over the other. `slower`: the interval of `ratio` lies below 0.97.
 `looking` is the time in the scheduler's `Speculation`, as a share of the blocks with it.
 
-While speculation is off, `Speculation` is not called. When it is on again, it follows the tokens that came meanwhile,
-so its work of both blocks falls into one. Likewise a sequence's account, which limits what drafts may cost, grows in
-all blocks and is spent in half of them. So costs count up to twice here.
+While speculation is off, `Speculation` is not called, and the account of a sequence, which limits what drafts may cost,
+does not grow. When it is on again, it follows the tokens that came meanwhile, so its work for both blocks falls into
+one: `looking` is more than in an engine that always speculates.
 
 The engine's loop runs on the main thread. No client beside it competes with the kernels' threads.
 """
@@ -33,8 +33,9 @@ from speculation import CONTEXT, LEAST_RATIO, Item, cases
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.engine.link.wire import Add, Command, Ended, Ready, Rejected, Step, Stop
 from penstock.engine.main import MODEL_BACKEND, run_engine
-from penstock.messages import EngineInfo, EngineStats, GenerateRequest, SamplingParams
-from penstock.schedule.drafts.speculation import Speculation
+from penstock.messages import EngineInfo, EngineStats, GenerateRequest, SamplingParams, StepResult
+from penstock.schedule.drafts.speculation import MOST_DELAY, Speculation
+from penstock.schedule.step import Outstanding, StepDraft
 from penstock.text import Tokenizer
 
 CASES = "prose, greedy;prose, sampled;random, greedy;random, sampled"
@@ -60,17 +61,27 @@ class Switch:
     def __init__(self) -> None:
         self.on = True
         self.seconds = 0.0
-        for name in ("extend", "note"):
-            setattr(Speculation, name, self._switched(getattr(Speculation, name)))
+        extend, note = Speculation.extend, Speculation.note
 
-    def _switched(self, method: Callable[..., None]) -> Callable[..., None]:
-        def switched(*arguments: Any) -> None:
+        def switched_extend(speculation: Speculation, step: StepDraft, running: int) -> None:
             if self.on:
                 began = time.perf_counter()
-                method(*arguments)
+                extend(speculation, step, running)
                 self.seconds += time.perf_counter() - began
 
-        return switched
+        def switched_note(
+            speculation: Speculation, step: Outstanding, result: StepResult, seconds: float | None
+        ) -> None:
+            if self.on:
+                began = time.perf_counter()
+                note(speculation, step, result, seconds)
+                self.seconds += time.perf_counter() - began
+                return
+            for sequence in step.sequences:
+                sequence.lead -= MOST_DELAY * (seconds or 0.0)
+
+        Speculation.extend = switched_extend  # type: ignore[method-assign]
+        Speculation.note = switched_note  # type: ignore[method-assign]
 
 
 class Client:

@@ -50,6 +50,7 @@ class Speculation:
         self._cache = cache
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
+        self._planned_anew = False  # whether the last of them had drafts: the next one cannot repeat its plan
         self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
         self._looks = 0.0  # that may find none before steps are left out
         self._turn = 0  # the place in the work at which to look next
@@ -187,11 +188,17 @@ class Speculation:
 
     def note(self, step: Outstanding, result: StepResult, seconds: float | None) -> None:
         """Count the drafts of a step, and its time: from its plan to its result. `seconds` is None if other plans were
-        outstanding meanwhile."""
+        outstanding meanwhile.
+
+        A plain step usually repeats the plan before it. After one with drafts it does not, and takes longer: drafts pay
+        for that too, and it does not count as the time of a plain step.
+        """
         self._step += 1
+        after_drafts, self._planned_anew = self._planned_anew, False
         self._forced = dict(result.forced)
-        sequences, drafted, tokens = len(step.work), 0, 0
+        sequences, drafted, tokens = len(step.work), 0, len(step.work)
         if step.num_tokens > sequences:
+            tokens = 0
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
                 tokens += len(given.token_ids)
                 if unit.draft_ids:
@@ -201,13 +208,15 @@ class Speculation:
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
+        self._planned_anew = drafted > 0
         if seconds is None:
             return
-        if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
+        if (drafted or after_drafts) and (plain := self._times.plain(sequences, self._step)) is not None:
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
                 sequence.lead = min(lead, MOST_LEAD * plain)
-        self._times.note(sequences, drafted, seconds, self._step)
+        if drafted or not after_drafts:
+            self._times.note(sequences, drafted, seconds, self._step)
 
     def dropped(self, step: Outstanding) -> None:
         """Forget a step that has no result."""
