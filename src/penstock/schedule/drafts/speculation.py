@@ -18,8 +18,8 @@ MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of other
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
-MOST_IDLE = 6  # steps without a look for drafts, after looks that found none
-FIRST_LOOKS = 8  # looks that find none, after a prompt, before steps are left out
+MOST_IDLE = 6  # steps without a look for drafts, after looks that gave no accepted ones
+FIRST_LOOKS = 8  # such looks after a prompt, before steps are left out
 MOST_LOOKS = 64  # such looks that accepted drafts may have paid for
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
@@ -52,7 +52,7 @@ class Speculation:
         self._step = 0  # steps noted
         self._planned_anew = False  # whether the last of them had drafts: the next one cannot repeat its plan
         self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
-        self._looks = 0.0  # that may find none before steps are left out
+        self._looks = 0.0  # that may give no accepted drafts before steps are left out
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -66,9 +66,9 @@ class Speculation:
     def extend(self, step: StepDraft, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
 
-        A look that finds none makes the next one later: the weights have evicted this code from the processor's caches,
-        so that it takes several times as long as a profile shows. But each step that accepted drafts saved pays for a
-        look: a copy that ends often goes on after a few tokens.
+        A look that gives no accepted drafts makes the next one later: the weights have evicted this code from the
+        processor's caches, so that it takes several times as long as a profile shows. But each step that accepted
+        drafts saved pays for a look: a copy that ends often goes on after a few tokens.
         """
         if step.new:
             self._look_at, self._idle = 0, 0
@@ -99,7 +99,6 @@ class Speculation:
         for place, candidate, drafts in zip(places, candidates, counts, strict=True):
             if drafts:
                 self._add(step, place, candidate, drafts, running)
-                self._look_at, self._idle = 0, 0
 
     def _could_pay(self, count: int, plain: float, most: int) -> bool:
         """Whether drafts would pay if all were right, by the step times of a while ago."""
@@ -230,6 +229,8 @@ class Speculation:
             return  # the sequence failed
         assert sequence.drafter is not None
         sequence.drafter.note(kind, count, accepted, self._acceptance)
+        if accepted:
+            self._look_at, self._idle = 0, 0
         self._drafts += 1
         self._drafted += count
         self._accepted += accepted
