@@ -204,7 +204,9 @@ def control(groups: Sequence[Group], seed: int = 0) -> list[Group]:
 
 
 def summary(groups: Sequence[Group]) -> dict[str, Any]:
-    """The figures of a case's groups."""
+    """The figures of a case's groups. Without groups there is none: with drafts the outputs ended too soon."""
+    if not groups:
+        return {"groups": 0, "slower": False}
     blocks = [block for group in groups for block in group]
     on, off = ([block for block in blocks if block.on is wanted] for wanted in (True, False))
     figures: dict[str, Any] = {"groups": len(groups)}
@@ -248,6 +250,18 @@ class Measurement:
                 }
                 self.rows.append({"case": case, "batch": batch} | summary(groups) | drafts)
                 print(self.rows[-1], flush=True)
+                save(self.result(), args.json)
+
+    def result(self) -> dict[str, Any]:
+        """The figures of the cases so far."""
+        return {
+            "benchmark": "speculation_blocks",
+            "model": Path(self._args.model).name,
+            "block": self._args.block,
+            "tokens": self._args.tokens,
+            "slower": [f"{row['case']}, batch {row['batch']}" for row in self.rows if row["slower"]],
+            "cases": self.rows,
+        }
 
     def _request(self, run: str, index: int, item: Item, info: EngineInfo) -> GenerateRequest:
         sampling = SamplingParams(
@@ -281,16 +295,7 @@ def main() -> None:
     client = Client(Switch(), args.block, measurement.sets)
     if not run_engine(prepared.resolved.engine, MODEL_BACKEND, client):
         raise SystemExit(client.ended)
-    result = {
-        "benchmark": "speculation_blocks",
-        "model": Path(args.model).name,
-        "block": args.block,
-        "tokens": args.tokens,
-        "slower": [f"{row['case']}, batch {row['batch']}" for row in measurement.rows if row["slower"]],
-        "cases": measurement.rows,
-    }
-    save(result, args.json)
-    write(result, None)
+    write(measurement.result(), args.json)
 
 
 if __name__ == "__main__":
