@@ -14,7 +14,7 @@ from penstock.schedule.step import Outstanding, StepDraft
 
 INDEXED_TOKENS = 8192  # in one step: less than a millisecond
 SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
-MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of others may add to it
+MOST_DELAY = 0.005  # of a sequence's time with plain steps: what drafts of others may add to it
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
