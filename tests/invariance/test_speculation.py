@@ -66,7 +66,7 @@ def test_no_token_of_a_real_model_changes() -> None:
     wave = []
     for seed in range(12):
         line = [source.randrange(1000, 20000) for _ in range(12)]
-        sampling = SamplingParams(seed=seed, max_tokens=36, temperature=0.0 if seed < 8 else 0.7, logprobs=1)
+        sampling = SamplingParams(seed=seed, max_tokens=60, temperature=0.0 if seed < 8 else 0.7, logprobs=1)
         prompt = (*line, 198) * 4
         wave.append(GenerateRequest(request_id=str(seed), prompt_ids=prompt, sampling=sampling))
     expected, scores = machine.run([wave], seqs=6), machine.logprobs

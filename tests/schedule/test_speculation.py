@@ -81,6 +81,18 @@ def misleading(sequences: int, rows: int) -> float:
     return 0.002 + 0.0002 * rows * (2 if rows > sequences else 1)
 
 
+def planned_anew() -> Cost:
+    """The first step after one with drafts cannot repeat its plan, which takes half a step longer."""
+    drafted = False
+
+    def cost(sequences: int, rows: int) -> float:
+        nonlocal drafted
+        after_drafts, drafted = drafted, rows > sequences
+        return tiled(sequences, rows) + (tiled(sequences, sequences) / 2 if after_drafts and not drafted else 0.0)
+
+    return cost
+
+
 def disturbed(seed: int) -> Cost:
     """Other programs take a share of the processor now and then."""
     source = random.Random(seed)
@@ -92,6 +104,7 @@ COSTS = {
     "tiled": lambda: tiled,
     "compute-bound": lambda: compute_bound,
     "misleading": lambda: misleading,
+    "planned anew": planned_anew,
     "disturbed": lambda: disturbed(3),
 }
 MOST_SLOWER = 0.03

@@ -14,14 +14,14 @@ from penstock.schedule.step import Outstanding, StepDraft
 
 INDEXED_TOKENS = 8192  # in one step: less than a millisecond
 SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
-MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of others may add to it
+MOST_DELAY = 0.005  # of a sequence's time with plain steps: what drafts of others may add to it
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
-# A look searches the texts for drafts in a step. After looks that found none, some steps have no look.
+# A look searches the texts for drafts in a step. After looks that gave no accepted drafts, some steps have no look.
 MOST_IDLE = 6  # steps from one look to the next, at most
-FIRST_LOOKS = 8  # looks after a prompt that may find none before steps have no look
-MOST_LOOKS = 64  # the same looks after drafts that were accepted, at most
+FIRST_LOOKS = 8  # such looks after a prompt, before steps have no look
+MOST_LOOKS = 64  # such looks that accepted drafts may have paid for
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -51,8 +51,9 @@ class Speculation:
         self._cache = cache
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
+        self._planned_anew = False  # whether the last of them had drafts: the next one cannot repeat its plan
         self._look_at, self._idle = 0, 0  # the step of the next look, and its distance from the last one
-        self._looks = 0.0  # looks that may still find none before steps have no look
+        self._looks = 0.0  # looks that may still give no accepted drafts before steps have no look
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -66,9 +67,9 @@ class Speculation:
     def extend(self, step: StepDraft, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
 
-        After a look that finds none, the next one comes later: the weights have evicted this code from the processor's
-        caches, so a look takes several times as long as a profile shows. But for each step that accepted drafts saved,
-        one more look may find none: a copy that ends often goes on after a few tokens.
+        After a look that gives no accepted drafts, the next one comes later: the weights have evicted this code from
+        the processor's caches, so a look takes several times as long as a profile shows. But for each step that
+        accepted drafts saved, one more look may give none: a copy that ends often goes on after a few tokens.
         """
         if step.new:
             self._look_at, self._idle = 0, 0
@@ -99,7 +100,6 @@ class Speculation:
         for place, candidate, drafts in zip(places, candidates, counts, strict=True):
             if drafts:
                 self._add(step, place, candidate, drafts, running)
-                self._look_at, self._idle = 0, 0
 
     def _could_pay(self, count: int, plain: float, most: int) -> bool:
         """Whether drafts would pay if all were right, by the step times of a while ago."""
@@ -188,11 +188,17 @@ class Speculation:
 
     def note(self, step: Outstanding, result: StepResult, seconds: float | None) -> None:
         """Count the drafts of a step, and its time from plan to result. `seconds` is None if another plan was
-        outstanding meanwhile: the time is then not the step's alone, and does not count."""
+        outstanding meanwhile: the time is then not the step's alone, and does not count.
+
+        A plain step usually repeats the plan before it. After one with drafts it does not, and takes longer: drafts pay
+        for that too, and it does not count as the time of a plain step.
+        """
         self._step += 1
+        after_drafts, self._planned_anew = self._planned_anew, False
         self._forced = dict(result.forced)
-        sequences, drafted, tokens = len(step.work), 0, 0
+        sequences, drafted, tokens = len(step.work), 0, len(step.work)
         if step.num_tokens > sequences:
+            tokens = 0
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
                 tokens += len(given.token_ids)
                 if unit.draft_ids:
@@ -202,13 +208,15 @@ class Speculation:
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
+        self._planned_anew = drafted > 0
         if seconds is None:
             return
-        if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
+        if (drafted or after_drafts) and (plain := self._times.plain(sequences, self._step)) is not None:
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
                 sequence.lead = min(lead, MOST_LEAD * plain)
-        self._times.note(sequences, drafted, seconds, self._step)
+        if drafted or not after_drafts:
+            self._times.note(sequences, drafted, seconds, self._step)
 
     def dropped(self, step: Outstanding) -> None:
         """Forget a step that has no result."""
@@ -222,6 +230,8 @@ class Speculation:
             return  # the sequence failed
         assert sequence.drafter is not None
         sequence.drafter.note(kind, count, accepted, self._acceptance)
+        if accepted:
+            self._look_at, self._idle = 0, 0
         self._drafts += 1
         self._drafted += count
         self._accepted += accepted
