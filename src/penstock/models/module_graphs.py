@@ -82,7 +82,12 @@ def activation_name(function: Any) -> str | None:
     if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
         return None
     x = torch.cat((torch.linspace(-20, 20, 4001), torch.tensor([-1e4, -200.0, 200.0, 1e4])))
-    y = function(x)
+    try:
+        y = function(x)
+    except Exception:  # it does not take a row of numbers
+        return None
+    if not isinstance(y, torch.Tensor) or y.shape != x.shape:
+        return None
     return next((name for name, ours in UNGATED.items() if torch.allclose(y, ours(x), rtol=1e-5, atol=1e-6)), None)
 
 

@@ -51,15 +51,15 @@ Attention is Penstock's, with its paged KV cache. So these models have continuou
 cache, grammars and all wires like any other. At the start, one forward shows what else Penstock's kernels compute. The
 start says which of three cases a model is:
 
-| what torch computes in a step | models |
-|---|---|
-| nothing: steps are recorded, as those of the models of the table | Arcee, ERNIE 4.5, EXAONE 4, GPTBigCode, Jais 2, Phi 1 to 2, StableLM |
-| modules that Penstock has no kernel for, such as mixtures or norms of a family; the rest is recorded | Apertus, BitNet, dots.llm1, Helium, MiniMax M2, Nemotron, OLMo 1, OLMoE, Phi 3.5 MoE |
-| all but attention, linear modules, usual norms and MLPs: slower | others |
+- torch computes nothing in a step, and steps are recorded like those of the models of the table: Arcee, ERNIE 4.5,
+  EXAONE 4, GPTBigCode, Jais 2, Phi 1 to 2, StableLM.
+- torch computes modules that Penstock has no kernel for, such as mixtures or norms of a family, and the rest is
+  recorded: Apertus, BitNet, dots.llm1, Helium, MiniMax M2, Nemotron, OLMo 1, OLMoE, Phi 3.5 MoE.
+- torch computes all but attention, linear modules, usual norms and MLPs, which is slower: others.
 
-All need transformers' memory and seconds at the start. Eight sequences of Arcee are served 3.8 times (fp32) and 4.1 times
-(bf16) as fast as by `transformers.generate` if all have one length, and 5.3 and 5.7 times if lengths differ (measured by
-`benchmarks/fallback.py`).
+All need transformers' memory and seconds at the start. Eight sequences of Arcee are served 3.8 times (fp32) and
+4.1 times (bf16) as fast as by `transformers.generate` if all have one length, and 5.3 and 5.7 times if lengths differ
+(measured by `benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
   values: those above, and CodeGen, FlexOlmo, GPT-J, Granite MoE, Hunyuan, NanoChat, Persimmon, VaultGemma and more.

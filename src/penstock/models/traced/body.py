@@ -115,7 +115,7 @@ class TracedBody:
         rows = torch.cat((turned.view(-1, size)[:, node.rotary.order].flatten(), values))
         bias = None
         if any(linear.bias is not None for linear in node.projections):
-            biases = [
+            biases: list[Tensor] = [
                 linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
                 for linear in node.projections
             ]
