@@ -12,7 +12,7 @@ from transformers.models.arcee import modeling_arcee
 
 from penstock.kernels import detect_platform
 from penstock.models.traced.body import TracedBody
-from penstock.models.traced.graph import Attention, Mlp, Node, Norm, Product, Rows, Sum
+from penstock.models.traced.graph import AttentionNode, MlpNode, Node, NormNode, ProductNode, RowsNode, SumNode
 from penstock.models.traced.rotary import Rotary, rotations_of, without_rotation
 from tests.models.other_models import write_other
 from tests.models.serving import make_runner
@@ -31,10 +31,10 @@ def recordable(folder: Path) -> bool:
     ("name", "counts"),
     [
         # Each product after attention, and each MLP, adds the residual.
-        ("Arcee", {Rows: 1, Norm: 7, Attention: 3, Product: 3, Mlp: 3}),
-        ("Phi", {Rows: 1, Norm: 4, Attention: 3, Product: 3, Mlp: 3}),
+        ("Arcee", {RowsNode: 1, NormNode: 7, AttentionNode: 3, ProductNode: 3, MlpNode: 3}),
+        ("Phi", {RowsNode: 1, NormNode: 4, AttentionNode: 3, ProductNode: 3, MlpNode: 3}),
         # A norm lies between each product and the residual.
-        ("Exaone4", {Rows: 1, Norm: 9, Attention: 4, Product: 4, Mlp: 4, Sum: 8}),
+        ("Exaone4", {RowsNode: 1, NormNode: 9, AttentionNode: 4, ProductNode: 4, MlpNode: 4, SumNode: 8}),
     ],
 )
 def test_the_ops_of_a_model(
@@ -49,7 +49,10 @@ def test_the_ops_of_a_model(
 
     monkeypatch.setattr(TracedBody, "_op", counted)
     make_runner(write_other(name, tmp_path))
-    assert {kind: found[kind] for kind in (Rows, Norm, Attention, Product, Mlp, Sum)} == {Sum: 0, **counts}
+    assert {kind: found[kind] for kind in (RowsNode, NormNode, AttentionNode, ProductNode, MlpNode, SumNode)} == {
+        SumNode: 0,
+        **counts,
+    }
 
 
 def clamped(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,18 @@ from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
 from penstock.models.module_graphs import NormParts
 from penstock.models.packed_modules import MlpForward, PackedEmbedding, PackedLinear
-from penstock.models.traced.graph import Attention, Given, Mlp, Node, Norm, NotRecognised, Other, Product, Rows, Sum
+from penstock.models.traced.graph import (
+    AttentionNode,
+    InputNode,
+    MlpNode,
+    Node,
+    NormNode,
+    NotRecognised,
+    ProductNode,
+    RowsNode,
+    SumNode,
+    TorchNode,
+)
 from penstock.models.traced.rotary import Rotary
 
 
@@ -31,7 +42,7 @@ class PackedRows(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Run:
+class _StepValues:
     """What the ops of a step read besides values."""
 
     step: StepInput
@@ -56,7 +67,7 @@ class TracedBody:
         self._nodes = _with_sums_in_products(nodes)
         self._names = {module: name for name, module in model.named_modules()}
         self._places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
-        self._joined = {node: self._join(node) for node in nodes if isinstance(node, Attention)}
+        self._joined = {node: self._join(node) for node in nodes if isinstance(node, AttentionNode)}
         self._rotaries = {node.rotary for node in self._joined}
         self._ops: list[tuple[_Op, tuple[int, ...], Sequence[int]]] = []
         self.nbytes: int = sum(weight.packed.nbytes for weight in self._joined.values())
@@ -74,7 +85,7 @@ class TracedBody:
         """Returns the last hidden states [tokens, hidden]. Writes keys and values to `caches`, one per layer."""
         rotation = self._kernels.attention.rotation
         rotations = {each: rotation(step.positions, each.frequencies, self._dtype) for each in self._rotaries}
-        run = _Run(step, caches, rotations)
+        run = _StepValues(step, caches, rotations)
         values: dict[int, Tensor] = {}
         for place, (op, inputs, done) in enumerate(self._ops):
             values[place] = op(run, *(values[i] for i in inputs))
@@ -88,27 +99,27 @@ class TracedBody:
             for module in model.modules()
             if isinstance(weight := getattr(module, "weight", None), Tensor)
         )
-        calls = [node.call.layer for node in nodes if isinstance(node, Attention)]
+        calls = [node.call.layer for node in nodes if isinstance(node, AttentionNode)]
         if calls != [*range(len(self._groups))]:
             raise NotRecognised(f"the attention of layers {calls} is recognised, of {len(self._groups)}")
-        projections = [each for node in nodes if isinstance(node, Attention) for each in node.projections]
-        others = [node.module for node in nodes if isinstance(node, Product)]
+        projections = [each for node in nodes if isinstance(node, AttentionNode) for each in node.projections]
+        others = [node.module for node in nodes if isinstance(node, ProductNode)]
         if any(count > 1 for count in Counter([*projections, *others]).values()):
             raise NotRecognised("it uses a linear twice")
         if any(weights[each.weight.data_ptr()] > 1 for each in projections):
             raise NotRecognised("a projection of attention shares its weight")
-        if any(isinstance(node, Norm) and node.value.shape[1] != len(node.norm.weight) for node in nodes):
+        if any(isinstance(node, NormNode) and node.value.shape[1] != len(node.norm.weight) for node in nodes):
             raise NotRecognised("it norms heads that attention does not read")
-        norms = [node.norm for node in nodes if isinstance(node, Norm)]
-        norms += [norm for node in nodes if isinstance(node, Attention) for norm in node.norms or ()]
+        norms = [node.norm for node in nodes if isinstance(node, NormNode)]
+        norms += [norm for node in nodes if isinstance(node, AttentionNode) for norm in node.norms or ()]
         for tensor in (
             *(norm.weight for norm in norms),
-            *(node.value for node in nodes if not isinstance(node, Given)),
+            *(node.value for node in nodes if not isinstance(node, InputNode)),
         ):
             if tensor.dtype != self._dtype:
                 raise NotRecognised(f"it computes in {tensor.dtype}")
 
-    def _join(self, node: Attention) -> PackedLinear:
+    def _join(self, node: AttentionNode) -> PackedLinear:
         """Packs the projections of a layer as one, with the rows of each head in the order that the rotation needs."""
         heads, kv_heads, size = node.sizes
         turned, values = node.rows.split(((heads + kv_heads) * size, kv_heads * size))
@@ -131,32 +142,32 @@ class TracedBody:
     def _op(self, model: nn.Module, node: Node) -> _Op:
         """The op that computes a value, for values of its inputs."""
         kernels = self._kernels
-        if isinstance(node, Given):
+        if isinstance(node, InputNode):
             return (lambda run: run.step.token_ids, lambda run: run.step.positions)[node.place]
-        if isinstance(node, Rows):
+        if isinstance(node, RowsNode):
             table = self._table(model, node.module)
             return lambda run, ids: kernels.linear.rows(ids, table, 1.0, self._dtype)
-        if isinstance(node, Norm):
+        if isinstance(node, NormNode):
             return _norm(kernels, node.norm)
-        if isinstance(node, Product):
+        if isinstance(node, ProductNode):
             weight = packed_weight(self._now(model, node.module))
             return lambda run, x, residual=None: kernels.linear(x, weight, residual)
-        if isinstance(node, Mlp):
+        if isinstance(node, MlpNode):
             return _mlp(kernels, self._now(model, node.module))
-        if isinstance(node, Attention):
+        if isinstance(node, AttentionNode):
             return self._attention(node)
-        if isinstance(node, Other):
+        if isinstance(node, TorchNode):
             return _other(kernels, node.module)
         ones = torch.ones(node.value.shape[1], dtype=self._dtype)
         return lambda run, x, y: kernels.rms_norm(x, y, ones, 1.0, 0.0)[1]  # the norm's kernel also gives the sum
 
-    def _attention(self, node: Attention) -> _Op:
+    def _attention(self, node: AttentionNode) -> _Op:
         kernels, weight = self._kernels, self._joined[node].packed
         norm, kind, eps = _head_norm(node)
         heads, rotary, layer, group = node.sizes[0], node.rotary, node.call.layer, self._groups[node.call.layer]
         scale, softcap, sinks = node.call.scale, node.call.softcap, node.call.sinks
 
-        def attend(run: _Run, x: Tensor) -> Tensor:
+        def attend(run: _StepValues, x: Tensor) -> Tensor:
             given, cache = run.step.groups[group], run.caches[layer]
             where = cache.keys, cache.values, given.blocks, given.offsets
             qkv, rotation = kernels.linear(x, weight), run.rotations[rotary]
@@ -213,7 +224,7 @@ def _other(kernels: Kernels, module: nn.Module) -> _Op:
     def fill(x: Tensor, out: Tensor) -> None:
         out.copy_(module(x[None])[0])
 
-    def other(run: _Run, x: Tensor) -> Tensor:
+    def other(run: _StepValues, x: Tensor) -> Tensor:
         out = session.empty(x, x.shape[1], dtype=x.dtype)
         session.call(fill, x, out)
         return out
@@ -221,7 +232,7 @@ def _other(kernels: Kernels, module: nn.Module) -> _Op:
     return other
 
 
-def _head_norm(node: Attention) -> tuple[Tensor | None, HeadNorm, float]:
+def _head_norm(node: AttentionNode) -> tuple[Tensor | None, HeadNorm, float]:
     """The weight [heads + kv_heads, head_dim] of the norm of queries and keys, its kind and its eps."""
     if node.norms is None:
         return None, "heads", 0.0
@@ -242,7 +253,7 @@ def _with_sums_in_products(nodes: Sequence[Node]) -> list[Node]:
     instead: dict[Node, Node] = {}
     for node in nodes:
         node.inputs = [instead.get(source, source) for source in node.inputs]
-        if not isinstance(node, Sum):
+        if not isinstance(node, SumNode):
             continue
         for last, value in (node.inputs, reversed(node.inputs)):
             product = _adds(last, value, uses, place)
@@ -256,7 +267,7 @@ def _with_sums_in_products(nodes: Sequence[Node]) -> list[Node]:
 def _adds(last: Node, value: Node, uses: Mapping[Node, int], place: Mapping[Node, int]) -> Node | None:
     """The product that can add a value: `last`, or one whose result `last` adds and nothing else reads."""
     product = last
-    while isinstance(product, Product | Mlp) and uses[product] == 1:
+    while isinstance(product, ProductNode | MlpNode) and uses[product] == 1:
         if len(product.inputs) == 1:
             return product if place[value] < place[product] else None
         product = product.inputs[1]

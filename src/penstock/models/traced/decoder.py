@@ -11,7 +11,7 @@ from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
 from penstock.models.packed_modules import pack_modules
 from penstock.models.traced.body import TracedBody, packed_weight
-from penstock.models.traced.graph import GraphReader, NotRecognised, Other, Product
+from penstock.models.traced.graph import GraphReader, NotRecognised, ProductNode, TorchNode
 from penstock.models.traced.rotary import rotations_of
 from penstock.models.traced.trace import Leaf, Trace, beside_attention, leaves_of
 
@@ -59,11 +59,11 @@ class TracedDecoder:
         with _recording(head_trace):
             logits = head(states)
         above = GraphReader(head_trace, leaves, (states,)).order(logits)
-        if len(above) != 2 or not isinstance(above[1], Product):
+        if len(above) != 2 or not isinstance(above[1], ProductNode):
             raise NotRecognised("logits are more than a product with hidden states")
         name = next(name for name, module in model.named_modules() if module is above[1].module)
         # The classes of modules that torch computes.
-        self.by_torch = sorted({type(node.module).__name__ for node in nodes if isinstance(node, Other)})
+        self.by_torch = sorted({type(node.module).__name__ for node in nodes if isinstance(node, TorchNode)})
         self._kernels = kernels
         self._body = TracedBody(model, nodes, kernels, groups, dtype)
         self.nbytes = pack_modules(model, kernels)

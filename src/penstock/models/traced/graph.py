@@ -13,61 +13,52 @@ from torch import Tensor, nn
 
 from penstock.models.module_graphs import MlpParts, NormParts
 from penstock.models.traced.rotary import Rotary
-from penstock.models.traced.trace import AttentionCall, Call, Leaf, Trace, tensors_in
+from penstock.models.traced.trace import AttentionCall, Leaf, Trace, TracedCall, tensors_in
 
 # Functions that move, add and multiply elements, or copy them.
-_MOVING = {
-    "view",
-    "reshape",
-    "transpose",
-    "swapaxes",
-    "permute",
-    "movedim",
-    "contiguous",
-    "clone",
-    "unsqueeze",
-    "squeeze",
-}
-_MOVING |= {"flatten", "unflatten", "expand", "repeat_interleave", "__getitem__", "chunk", "split", "unbind", "cat"}
-_MOVING |= {
-    "concat",
-    "stack",
-    "to",
-    "float",
-    "type_as",
-    "neg",
-    "__neg__",
-    "mul",
-    "__mul__",
-    "__rmul__",
-    "sub",
-    "__sub__",
-}
-_SUMS = {"add", "__add__", "__radd__"}
-_CHANGING = {
-    "__setitem__",
-    "__set__",
-    "__iadd__",
-    "__isub__",
-    "__imul__",
-    "__itruediv__",
-    "__ipow__",
-    "__iand__",
-    "__ior__",
-}
+_MOVING = frozenset(
+    [
+        "view",
+        "reshape",
+        "transpose",
+        "swapaxes",
+        "permute",
+        "movedim",
+        "contiguous",
+        "clone",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "expand",
+        "repeat_interleave",
+        "__getitem__",
+        "chunk",
+        "split",
+        "unbind",
+        "cat",
+        "concat",
+        "stack",
+        "to",
+        "float",
+        "type_as",
+        "neg",
+        "__neg__",
+        "mul",
+        "__mul__",
+        "__rmul__",
+        "sub",
+        "__sub__",
+    ]
+)
+_SUMS = frozenset({"add", "__add__", "__radd__"})
+_CHANGING = frozenset(
+    ["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__", "__ior__"]
+)
 # Functions by whose results Python code may choose what to compute.
-_READS = {
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__contains__",
-    "item",
-    "tolist",
-    "numpy",
-    "equal",
-    "allclose",
-}
+_READS = frozenset(
+    ["__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "numpy", "equal", "allclose"]
+)
 
 
 class NotRecognised(Exception):
@@ -83,54 +74,54 @@ class Node:
 
 
 @dataclass(eq=False)
-class Given(Node):
+class InputNode(Node):
     """What a trace begins with."""
 
     place: int  # among all that is given
 
 
 @dataclass(eq=False)
-class Rows(Node):
+class RowsNode(Node):
     """The rows of an embedding."""
 
     module: nn.Embedding
 
 
 @dataclass(eq=False)
-class Norm(Node):
+class NormNode(Node):
     """A norm of rows, or of each head in them."""
 
     norm: NormParts
 
 
 @dataclass(eq=False)
-class Product(Node):
+class ProductNode(Node):
     """A linear's product. A second input is added to it."""
 
     module: nn.Linear
 
 
 @dataclass(eq=False)
-class Mlp(Node):
+class MlpNode(Node):
     """An MLP. A second input is added to it."""
 
     module: nn.Module
 
 
 @dataclass(eq=False)
-class Other(Node):
+class TorchNode(Node):
     """What a module of torch's computes that no kernel of ours does."""
 
     module: nn.Module
 
 
 @dataclass(eq=False)
-class Sum(Node):
+class SumNode(Node):
     """The sum of two values."""
 
 
 @dataclass(eq=False)
-class Attention(Node):
+class AttentionNode(Node):
     """Attention, with the projections before it, their norms and their rotation."""
 
     call: AttentionCall
@@ -157,9 +148,9 @@ class GraphReader:
         second one has positions. Raises NotRecognised if a call changes a tensor, or code depends on values."""
         self._leaves, self._rotations = leaves, rotations
         self._tokens = given[0].shape[1]
-        self._nodes: dict[int, Node] = {id(each): Given(self._flat(each), [], i) for i, each in enumerate(given)}
+        self._nodes: dict[int, Node] = {id(each): InputNode(self._flat(each), [], i) for i, each in enumerate(given)}
         self._positions = given[1] if rotations else None
-        self._made: dict[int, Call] = {}  # by the tensor that the call made
+        self._made: dict[int, TracedCall] = {}  # by the tensor that the call made
         self._by_position: dict[int, bool] = {}
         for call in trace.calls:
             used = {id(tensor) for tensor in tensors_in((call.arguments, call.options))}
@@ -193,7 +184,7 @@ class GraphReader:
             return None
         return node if torch.equal(tensor.reshape(node.value.shape), node.value) else None
 
-    def _node(self, call: Call) -> Node | None:
+    def _node(self, call: TracedCall) -> Node | None:
         """The value that a call computes, if it is known."""
         if call.attention is not None:
             return self._attention(call, call.attention)
@@ -204,9 +195,9 @@ class GraphReader:
         if not all(isinstance(each, Tensor) and each.shape == call.result.shape for each in call.arguments):
             return None
         inputs = [node for each in call.arguments if (node := self.rows(each)) is not None]
-        return Sum(self._flat(call.result), inputs) if len(inputs) == 2 else None
+        return SumNode(self._flat(call.result), inputs) if len(inputs) == 2 else None
 
-    def _of_module(self, call: Call, module: nn.Module) -> Node | None:
+    def _of_module(self, call: TracedCall, module: nn.Module) -> Node | None:
         (x,) = call.arguments
         leaf, source = self._leaves[module], self.rows(x)
         parts = leaf.parts
@@ -216,22 +207,22 @@ class GraphReader:
             return None
         value, inputs = self._flat(call.result), [source]
         if leaf.by_torch:
-            return Other(value, inputs, module)
+            return TorchNode(value, inputs, module)
         if isinstance(module, nn.Embedding):
-            return Rows(value, inputs, module) if isinstance(source, Given) else None
+            return RowsNode(value, inputs, module) if isinstance(source, InputNode) else None
         if isinstance(parts, NormParts):
-            return Norm(value, inputs, parts)
+            return NormNode(value, inputs, parts)
         if isinstance(module, nn.Linear):
-            return Product(value, inputs, module)
-        return Mlp(value, inputs, module) if isinstance(parts, MlpParts) else None
+            return ProductNode(value, inputs, module)
+        return MlpNode(value, inputs, module) if isinstance(parts, MlpParts) else None
 
     def _head_norm(self, x: Tensor, result: Tensor, norm: NormParts) -> Node | None:
         source = self._source(x)
         heads, normed = self._by_token(x), self._by_token(result)
-        if not isinstance(source, Product) or heads is None or normed is None or heads.shape[2] != len(norm.weight):
+        if not isinstance(source, ProductNode) or heads is None or normed is None or heads.shape[2] != len(norm.weight):
             return None
         same = heads.numel() == source.value.numel() and torch.equal(heads.flatten(1), source.value)
-        return Norm(normed.flatten(1), [source], norm) if same else None
+        return NormNode(normed.flatten(1), [source], norm) if same else None
 
     def _by_token(self, heads: Tensor) -> Tensor | None:
         """[tokens, heads, head_dim] of heads with or without the tokens first."""
@@ -239,14 +230,14 @@ class GraphReader:
             return None
         return heads[0] if heads.shape[1] == self._tokens else heads[0].transpose(0, 1)
 
-    def _attention(self, call: Call, attention: AttentionCall) -> Node | None:
+    def _attention(self, call: TracedCall, attention: AttentionCall) -> Node | None:
         query, key, value = (each[0].transpose(0, 1) for each in call.arguments)  # [tokens, heads, head_dim]
         sources = [self._source(each) for each in call.arguments]
-        norms = [each.norm for each in sources[:2] if isinstance(each, Norm)]
-        products = [each.inputs[0] if isinstance(each, Norm) else each for each in sources[:2]] + sources[2:]
-        projections = [each for each in dict.fromkeys(products) if isinstance(each, Product)]
+        norms = [each.norm for each in sources[:2] if isinstance(each, NormNode)]
+        products = [each.inputs[0] if isinstance(each, NormNode) else each for each in sources[:2]] + sources[2:]
+        projections = [each for each in dict.fromkeys(products) if isinstance(each, ProductNode)]
         given = {node for product in projections for node in product.inputs}
-        if not all(isinstance(each, Product) for each in products) or len(given) != 1 or len(norms) not in (0, 2):
+        if not all(isinstance(each, ProductNode) for each in products) or len(given) != 1 or len(norms) not in (0, 2):
             return None
         sizes = query.shape[1], key.shape[1], query.shape[2]
         if norms and (len(projections) != 3 or not _alike(norms[0], norms[1], sizes)):
@@ -260,7 +251,7 @@ class GraphReader:
             if torch.equal(v, value) and (rotary := self._rotary((q, query), (k, key))) is not None:
                 modules = tuple(each.module for each in projections)
                 pair = (norms[0], norms[1]) if norms else None
-                return Attention(self._flat(call.result), [*given], attention, modules, rows, sizes, pair, rotary)
+                return AttentionNode(self._flat(call.result), [*given], attention, modules, rows, sizes, pair, rotary)
         return None
 
     def _rotary(self, *turned: tuple[Tensor, Tensor]) -> Rotary | None:
@@ -302,7 +293,7 @@ class GraphReader:
         return tensor.reshape(self._tokens, -1)
 
 
-def _changes(call: Call) -> bool:
+def _changes(call: TracedCall) -> bool:
     """Whether a function changes one of its arguments."""
     name = call.name
     return name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or "out" in call.options

@@ -23,7 +23,7 @@ class AttentionCall:
     sinks: Tensor | None  # fp32 [heads]
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """A call of a function of torch, of a module that is recorded as one call, or of our attention."""
 
     name: str  # the function's
@@ -79,7 +79,7 @@ class Trace(TorchFunctionMode):
 
     def __init__(self, leaves: Mapping[nn.Module, Leaf]) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
         self._leaves = leaves
         self._paused = False
         self._random = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ class Trace(TorchFunctionMode):
         options = kwargs or {}
         result = func(*args, **options)
         if not self._paused:
-            self.calls.append(Call(getattr(func, "__name__", ""), args, options, result))
+            self.calls.append(TracedCall(getattr(func, "__name__", ""), args, options, result))
         return result
 
     @contextmanager
@@ -108,7 +108,7 @@ class Trace(TorchFunctionMode):
         with self._pause():
             _, heads, tokens, size = query.shape
             result = self._numbers((1, tokens, heads, size), query.dtype)
-        self.calls.append(Call("attention", (query, key, value), {}, result, attention=call))
+        self.calls.append(TracedCall("attention", (query, key, value), {}, result, attention=call))
         return result
 
     def _forward(self, module: nn.Module, leaf: Leaf) -> Any:
@@ -124,7 +124,7 @@ class Trace(TorchFunctionMode):
             if not known:
                 return forward(x)
             if not within:
-                self.calls.append(Call("module", arguments, options, result, module))
+                self.calls.append(TracedCall("module", arguments, options, result, module))
             return result
 
         return record
