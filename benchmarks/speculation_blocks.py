@@ -80,8 +80,8 @@ class Switch:
             for sequence in step.sequences:
                 sequence.lead -= MOST_DELAY * (seconds or 0.0)
 
-        Speculation.extend = switched_extend  # type: ignore[method-assign]
-        Speculation.note = switched_note  # type: ignore[method-assign]
+        Speculation.extend = switched_extend  # type: ignore[method-assign, assignment]
+        Speculation.note = switched_note  # type: ignore[method-assign, assignment]
 
 
 class Client:
@@ -195,7 +195,7 @@ def bootstrap(groups: Sequence[Group], seed: int = 0) -> list[float]:
 def control(groups: Sequence[Group], seed: int = 0) -> list[Group]:
     """The groups' blocks without speculation, one of each by chance as if it had it."""
     chance = random.Random(seed)
-    halves = []
+    halves: list[Group] = []
     for group in groups:
         off = [block for block in group if not block.on]
         chance.shuffle(off)
