@@ -203,7 +203,7 @@ class Server:
         """Plan as far ahead as the depth allows, then take a result. None where there is nothing to do."""
         while (plan := self.scheduler.plan(self._now)) is not None:
             self.runner.submit(self.scattered.plan(plan))
-            self._now += 0.05 + 0.0005 * sum(work.drafts for work in plan.work)
+            self._now += 0.05 + 0.0001 * sum(work.drafts for work in plan.work)
         return self.scheduler.apply(self.runner.result(), self._now) if self.scheduler.has_work else None
 
 

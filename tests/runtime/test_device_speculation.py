@@ -103,7 +103,7 @@ def test_no_token_changes(variant: str, tiny_checkpoint: Checkpoint) -> None:
         server = Server(runner, speculation="suffix", drafts=MOST, **limits)
         assert_same(serve(server, asked_for, stops), plain)
         stats = server.scheduler.stats()
-        assert stats.draft_tokens > stats.accepted_tokens > (20 if asked_for is wanted else 150)
+        assert stats.draft_tokens > stats.accepted_tokens > (20 if asked_for is wanted else 200)
         assert stats.preemptions > 0 or not limits
 
 
