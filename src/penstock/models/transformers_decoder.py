@@ -90,6 +90,11 @@ class TransformersDecoder:
         return self._traced is not None
 
     @property
+    def needs_torch(self) -> bool:
+        """Whether torch computes parts of a step, which takes longer."""
+        return self._traced is None or bool(self._traced.by_torch)
+
+    @property
     def execution(self) -> str:
         """Says what executes the model, for people."""
         name, version = self.code.architecture, self.code.version

@@ -57,9 +57,9 @@ start says which of three cases a model is:
   recorded: Apertus, BitNet, dots.llm1, Helium, MiniMax M2, Nemotron, OLMo 1, OLMoE, Phi 3.5 MoE.
 - torch computes all but attention, linear modules, usual norms and MLPs, which is slower: others.
 
-All need transformers' memory and seconds at the start. Eight sequences of Arcee are served 3.8 times (fp32) and
-4.1 times (bf16) as fast as by `transformers.generate` if all have one length, and 5.3 and 5.7 times if lengths differ
-(measured by `benchmarks/fallback.py`).
+All need transformers' memory and seconds at the start. Eight sequences of Arcee or Phi are served 4.1 to 4.3 times as
+fast as by `transformers.generate` if all have one length, and 5.1 to 6.1 times if lengths differ
+(`benchmarks/fallback.py`).
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
   values: those above, and CodeGen, FlexOlmo, GPT-J, Granite MoE, Hunyuan, NanoChat, Persimmon, VaultGemma and more.
