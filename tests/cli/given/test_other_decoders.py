@@ -54,4 +54,5 @@ def test_without_transformers_the_error_says_what_to_install(
 @pytest.mark.rare
 def test_it_runs_in_a_process_of_its_own(run_command: RunCommand, folder: Path) -> None:
     result = run_command("run", str(folder), "hello", "--max-tokens", "4", "--kv-cache-memory", "64MB")
-    assert result.returncode == 0 and "ArceeForCausalLM is executed by our kernels" in result.stderr
+    # Our kernels compute all of it, so nothing is said that sounds like a warning.
+    assert result.returncode == 0 and result.stdout.strip() and "slower" not in result.stderr
