@@ -136,7 +136,7 @@ class TransformersDecoder:
         return head
 
     def _logits(self, head: Any, states: Tensor) -> Tensor:
-        """What a head computes of states [1, tokens, hidden]."""
+        """The logits that a head computes from states [1, tokens, hidden]."""
         self._stand_in.states = states
         logits: Tensor = head(input_ids=torch.zeros(states.shape[:2], dtype=torch.int64), use_cache=False).logits
         return logits

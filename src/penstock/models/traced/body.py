@@ -43,7 +43,7 @@ class PackedRows(nn.Module):
 
 @dataclass(frozen=True)
 class _StepValues:
-    """What the ops of a step read besides values."""
+    """The inputs of a step that its ops read, besides the values of other ops."""
 
     step: StepInput
     caches: Sequence[LayerCache]

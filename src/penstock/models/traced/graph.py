@@ -75,7 +75,7 @@ class Node:
 
 @dataclass(eq=False)
 class InputNode(Node):
-    """What a trace begins with."""
+    """An input of the traced forward."""
 
     place: int  # among all that is given
 
@@ -110,7 +110,7 @@ class MlpNode(Node):
 
 @dataclass(eq=False)
 class TorchNode(Node):
-    """What a module of torch's computes that no kernel of ours does."""
+    """The result of a module that torch computes, because no kernel of ours does."""
 
     module: nn.Module
 
@@ -126,9 +126,8 @@ class AttentionNode(Node):
 
     call: AttentionCall
     projections: tuple[nn.Linear, ...]
-    rows: (
-        Tensor  # int64: of the projections' weights, one below the other, those of query heads, key heads, value heads
-    )
+    # int64: the rows of query heads, key heads and value heads, in the projections' weights one below the other.
+    rows: Tensor
     sizes: tuple[int, int, int]  # query heads, KV heads, head_dim
     norms: tuple[NormParts, NormParts] | None  # of queries and of keys
     rotary: Rotary

@@ -14,7 +14,7 @@ from penstock.models.module_graphs import MlpParts, NormParts, mlp_of, norm_of
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a layer passes to our attention, besides queries, keys and values."""
+    """The settings that a layer passes to our attention, besides queries, keys and values."""
 
     module: nn.Module
     layer: int
