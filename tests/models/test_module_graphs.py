@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from penstock.kernels import Kernels, Needs, detect_platform, select_kernels
 from penstock.models.module_graphs import MlpParts, activation_name, mlp_of, norm_of
-from penstock.models.packed_modules import pack_modules, their_forwards
+from penstock.models.packed_modules import ModulePacking, their_forwards
 
 
 class _Rms(nn.Module):
@@ -110,7 +110,7 @@ def test_they_compute_the_same(make: Callable[[], nn.Module], kernels: Kernels) 
     heads = torch.randn(1, 5, 3, 48).transpose(1, 2)
     with torch.inference_mode():
         expected = [model(each) for each in (x, heads)]
-        pack_modules(model, kernels)
+        ModulePacking(model).pack(kernels)
         for each, value in zip((x, heads), expected, strict=True):
             torch.testing.assert_close(model(each), value, atol=1e-5, rtol=1e-4)
         with their_forwards(model):

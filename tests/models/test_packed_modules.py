@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penstock.kernels import Needs, detect_platform, select_kernels
-from penstock.models.packed_modules import PackedEmbedding, PackedLinear, pack_modules
+from penstock.models.packed_modules import ModulePacking, PackedEmbedding, PackedLinear
 
 
 class _Scaled(nn.Embedding):
@@ -37,7 +37,7 @@ def test_a_packed_model_computes_the_same(tied: bool) -> None:
     kernels = select_kernels(detect_platform("cpu"), Needs(torch.float32, 16, (16,)))
     with torch.inference_mode():
         expected, weights = model(ids), [layer.weight.clone() for layer in (*model.layers, model.head)]
-        nbytes = pack_modules(model, kernels)
+        nbytes = ModulePacking(model).pack(kernels)
         assert torch.allclose(model(ids), expected, atol=1e-5)
         for layer, weight in zip((*model.layers, model.head), weights, strict=True):
             assert torch.allclose(layer.weight, weight, atol=1e-6)  # for code that multiplies by itself
@@ -49,6 +49,6 @@ def test_a_packed_model_computes_the_same(tied: bool) -> None:
 
 def test_weights_that_something_else_reads_stay() -> None:
     model = _Small(_Scaled(101, 48), tied=True)
-    pack_modules(model, select_kernels(detect_platform("cpu"), Needs(torch.float32, 16, (16,))))
+    ModulePacking(model).pack(select_kernels(detect_platform("cpu"), Needs(torch.float32, 16, (16,))))
     assert type(model.head) is nn.Linear
     assert type(model.embedding) is _Scaled

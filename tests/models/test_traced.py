@@ -1,5 +1,7 @@
 """A decoder of torch's modules whose ops are read from a trace: what is recognised, and what must not be."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ from torch import Tensor, nn
 from transformers.models.arcee import modeling_arcee
 
 from penstock.kernels import detect_platform
+from penstock.models import transformers_decoder
 from penstock.models.traced.body import TracedBody
 from penstock.models.traced.graph import AttentionNode, MlpNode, Node, NormNode, ProductNode, RowsNode, SumNode
 from penstock.models.traced.rotary import Rotary, rotations_of, without_rotation
+from tests.checkpoints import SIZES
 from tests.models.other_models import write_other
 from tests.models.serving import make_runner
 
@@ -90,6 +94,46 @@ def test_what_our_ops_do_not_compute(
 
     monkeypatch.setattr(modeling_arcee, "apply_rotary_pos_emb", changed)
     assert not recordable(folder)
+
+
+@needs_native
+def test_a_weight_that_cannot_be_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found before projections are packed, so all bytes are counted."""
+    load = transformers_decoder._load
+    held: list[int] = []
+
+    def sharing(*arguments: Any) -> Any:
+        model = load(*arguments)
+        first, second, *_ = model.model.layers
+        second.mlp.down_proj.weight = first.mlp.down_proj.weight
+        held.append(sum(weight.nbytes for weight in model.parameters()))
+        return model
+
+    monkeypatch.setattr(transformers_decoder, "_load", sharing)
+    model = make_runner(write_other("Arcee", tmp_path)).model
+    assert isinstance(model, transformers_decoder.TransformersDecoder)
+    assert not model.recordable
+    assert model.nbytes >= held[0]
+
+
+@needs_native
+@pytest.mark.parametrize("tied", [False, True])
+def test_unpacked_weights_are_freed(tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = transformers_decoder._load
+    weights: list[weakref.ref[Tensor]] = []
+
+    def watched(*arguments: Any) -> Any:
+        model = load(*arguments)
+        weights.extend(weakref.ref(weight) for weight in model.parameters() if weight.dim() == 2)
+        return model
+
+    monkeypatch.setattr(transformers_decoder, "_load", watched)
+    monkeypatch.setitem(SIZES, "tie_word_embeddings", tied)
+    runner = make_runner(write_other("Arcee", tmp_path))
+    gc.collect()
+    assert runner.model.recordable
+    assert len(weights) == 19 + (not tied)
+    assert not [weight for weight in weights if weight() is not None]
 
 
 def halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -103,50 +103,68 @@ class MlpForward:
         return down.linear(inner, down.packed).view(*x.shape[:-1], down.out_features)
 
 
-# (parent, name, module) of each module with a weight, by the weight's address
-_Users = Mapping[int, Sequence[tuple[nn.Module, str, nn.Module]]]
+# A module with a weight: its parent, its name there and itself.
+_Place = tuple[nn.Module, str, nn.Module]
 
 
-def pack_modules(model: nn.Module, kernels: Kernels) -> int:
-    """Replaces each plain nn.Linear, and the forwards of norms and MLPs that our kernels compute. Returns the bytes of
-    the packed weights.
+class ModulePacking:
+    """Our kernels in place of a model's modules: of each plain nn.Linear, and in the forwards of norms and MLPs.
 
-    Subclasses of nn.Linear stay as they are, and so does a Linear whose weight something else uses, unless that is one
-    plain embedding: its rows are then read from the packed weight."""
-    users: dict[int, list[tuple[nn.Module, str, nn.Module]]] = {}
-    for parent in model.modules():
-        for name, module in parent.named_children():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, Tensor):
-                users.setdefault(weight.data_ptr(), []).append((parent, name, module))
-    mlps = [(module, mlp) for module in model.modules() if (mlp := mlp_of(module)) is not None]
-    nbytes: int = 0
-    for module, mlp in mlps:
-        if mlp.gate:
-            nbytes += _pack_gated(module, mlp, kernels.linear, users)
-    for places in users.values():
-        kinds = sorted(type(module).__name__ for _, _, module in places)
-        plain = next((module for _, _, module in places if type(module) is nn.Linear), None)
-        if plain is None or kinds not in (["Linear"], ["Embedding", "Linear"]):
-            continue
-        if not any(getattr(parent, name) is module for parent, name, module in places):
-            continue  # it is a half of a gated weight
-        packed = PackedLinear(
-            kernels.linear, plain.weight.detach(), None if plain.bias is None else plain.bias.detach()
-        )
-        nbytes += int(packed.packed.nbytes)
-        for parent, name, module in places:
-            setattr(parent, name, packed if module is plain else PackedEmbedding(packed))
-    for module, mlp in mlps:
-        up, down = getattr(module, mlp.up), getattr(module, mlp.down)
-        # A gated MLP gets our forward only if its gate and `up` were packed together.
-        first = up.both if isinstance(up, PackedHalf) else None if mlp.gate else up
-        if isinstance(first, PackedLinear) and isinstance(down, PackedLinear):
-            module.__dict__["forward"] = MlpForward(first, down, mlp)
-    for module in model.modules():
-        if (norm := norm_of(module)) is not None:
-            module.__dict__["forward"] = NormForward(kernels, module, norm)
-    return nbytes
+    The constructor finds the modules and `pack` changes them. A subclass of nn.Linear stays as it is, and so does a
+    linear whose weight something else uses, unless that is one plain embedding: its rows are then read from the packed
+    weight."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        users: dict[int, list[_Place]] = {}  # by the weight's address
+        for parent in model.modules():
+            for name, module in parent.named_children():
+                weight = getattr(module, "weight", None)
+                if isinstance(weight, Tensor):
+                    users.setdefault(weight.data_ptr(), []).append((parent, name, module))
+        mlps = {module: mlp for module in model.modules() if (mlp := mlp_of(module)) is not None}
+        self._gated = {module: mlp for module, mlp in mlps.items() if mlp.gate and _fit_together(module, mlp, users)}
+        halves = {getattr(module, name) for module, mlp in self._gated.items() for name in (mlp.gate, mlp.up)}
+        self._linears: dict[nn.Module, list[_Place]] = {}
+        for places in users.values():
+            plain = next((module for _, _, module in places if type(module) is nn.Linear), None)
+            kinds = sorted(type(module).__name__ for _, _, module in places)
+            if plain is not None and plain not in halves and kinds in (["Linear"], ["Embedding", "Linear"]):
+                self._linears[plain] = places
+        # A gated MLP gets our forward only if its gate and `up` are packed together.
+        self._mlps = {
+            module: mlp
+            for module, mlp in mlps.items()
+            if getattr(module, mlp.down) in self._linears
+            and (module in self._gated if mlp.gate else getattr(module, mlp.up) in self._linears)
+        }
+
+    def packs(self, module: nn.Module) -> bool:
+        """Returns whether a linear gets a packed weight of its own, or an MLP our forward."""
+        return module in self._linears or module in self._mlps
+
+    def pack(self, kernels: Kernels) -> int:
+        """Changes the model. Returns the bytes of the packed weights. Linears that the caller has replaced are left
+        out."""
+        nbytes: int = 0
+        for module, mlp in self._gated.items():
+            nbytes += _pack_gated(module, mlp, kernels.linear)
+        for linear, places in self._linears.items():
+            if not any(getattr(parent, name) is module for parent, name, module in places):
+                continue
+            assert isinstance(linear, nn.Linear)
+            bias = None if linear.bias is None else linear.bias.detach()
+            packed = PackedLinear(kernels.linear, linear.weight.detach(), bias)
+            nbytes += int(packed.packed.nbytes)
+            for parent, name, module in places:
+                setattr(parent, name, packed if module is linear else PackedEmbedding(packed))
+        for module, mlp in self._mlps.items():
+            up, down = getattr(module, mlp.up), getattr(module, mlp.down)
+            module.__dict__["forward"] = MlpForward(up.both if mlp.gate else up, down, mlp)
+        for module in self._model.modules():
+            if (norm := norm_of(module)) is not None:
+                module.__dict__["forward"] = NormForward(kernels, module, norm)
+        return nbytes
 
 
 @contextmanager
@@ -160,15 +178,23 @@ def their_forwards(model: nn.Module) -> Iterator[None]:
             module.__dict__["forward"] = forward
 
 
-def _pack_gated(module: nn.Module, mlp: MlpParts, linear: Linear, users: _Users) -> int:
-    """Packs the gate of an MLP with what it gates in one weight, if nothing else uses these. Returns its bytes; 0 if
-    they stay apart."""
-    halves: list[nn.Linear] = [getattr(module, mlp.gate), getattr(module, mlp.up)]
-    gate, up = halves
-    alone = all(len(users[half.weight.data_ptr()]) == 1 for half in halves)
+def _halves(module: nn.Module, mlp: MlpParts) -> tuple[nn.Linear, nn.Linear]:
+    gate, up = getattr(module, mlp.gate), getattr(module, mlp.up)
+    assert isinstance(gate, nn.Linear) and isinstance(up, nn.Linear)
+    return gate, up
+
+
+def _fit_together(module: nn.Module, mlp: MlpParts, users: Mapping[int, Sequence[_Place]]) -> bool:
+    """Whether the gate of an MLP and what it gates can be one packed weight: nothing else uses them."""
+    gate, up = _halves(module, mlp)
+    alone = all(len(users[half.weight.data_ptr()]) == 1 for half in (gate, up))
     alike = gate.weight.shape == up.weight.shape and (gate.bias is None) == (up.bias is None)
-    if not alone or not alike or gate.out_features % HALF_BLOCK:
-        return 0
+    return alone and alike and gate.out_features % HALF_BLOCK == 0
+
+
+def _pack_gated(module: nn.Module, mlp: MlpParts, linear: Linear) -> int:
+    """Packs the gate of an MLP with what it gates in one weight. Returns its bytes."""
+    gate, up = _halves(module, mlp)
     bias = None if gate.bias is None else torch.cat((gate.bias.detach(), up.bias.detach()))
     weight = torch.cat((gate.weight.detach(), up.weight.detach()))
     both = PackedLinear(linear, weight, bias, gated=True)

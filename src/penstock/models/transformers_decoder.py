@@ -21,7 +21,7 @@ from penstock.kernels import Kernels
 from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
-from penstock.models.packed_modules import pack_modules, their_forwards
+from penstock.models.packed_modules import ModulePacking, their_forwards
 from penstock.models.traced.decoder import TracedDecoder
 from penstock.models.traced.graph import NotRecognised
 from penstock.models.traced.trace import AttentionCall, Trace
@@ -82,7 +82,7 @@ class TransformersDecoder:
         if self._traced is not None:
             self._packed_bytes = self._traced.nbytes
         elif kernels.session:
-            self._packed_bytes = pack_modules(self._model, kernels)
+            self._packed_bytes = ModulePacking(self._model).pack(kernels)
         self._head = self._with_stand_in()
 
     @property

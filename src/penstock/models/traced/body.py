@@ -13,7 +13,7 @@ from penstock.kernels.attention import HeadNorm
 from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
 from penstock.models.module_graphs import NormParts
-from penstock.models.packed_modules import MlpForward, PackedEmbedding, PackedLinear
+from penstock.models.packed_modules import MlpForward, ModulePacking, PackedEmbedding, PackedLinear
 from penstock.models.traced.graph import (
     AttentionNode,
     InputNode,
@@ -56,30 +56,32 @@ _Op = Callable[..., Tensor]  # (run, value, ...) to a value
 class TracedBody:
     """The ops from token ids to the last hidden states. `groups` has the KV group of each layer.
 
-    The constructor packs projections of attention as one; then `pack_modules` packs the rest, and `link` finds it.
-    Raises NotRecognised before anything is changed."""
+    The constructor packs the weights of the model, which `check_packable` has let pass: projections of attention as
+    one, then the rest by `packing`."""
 
     def __init__(
-        self, model: nn.Module, nodes: Sequence[Node], kernels: Kernels, groups: Sequence[int], dtype: torch.dtype
+        self,
+        model: nn.Module,
+        nodes: Sequence[Node],
+        packing: ModulePacking,
+        kernels: Kernels,
+        groups: Sequence[int],
+        dtype: torch.dtype,
     ) -> None:
         self._kernels, self._groups, self._dtype = kernels, groups, dtype
-        self._check(model, nodes)
-        self._nodes = _with_sums_in_products(nodes)
         self._names = {module: name for name, module in model.named_modules()}
         self._places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
+        nodes = _with_sums_in_products(nodes)
         self._joined = {node: self._join(node) for node in nodes if isinstance(node, AttentionNode)}
         self._rotaries = {node.rotary for node in self._joined}
+        self.nbytes: int = sum(weight.packed.nbytes for weight in self._joined.values()) + packing.pack(kernels)
         self._ops: list[tuple[_Op, tuple[int, ...], Sequence[int]]] = []
-        self.nbytes: int = sum(weight.packed.nbytes for weight in self._joined.values())
-
-    def link(self, model: nn.Module) -> None:
-        """Finds the packed weights in the model. Raises NotRecognised if one was not packed."""
-        place = {node: i for i, node in enumerate(self._nodes)}
-        last_use = {source: i for i, node in enumerate(self._nodes) for source in node.inputs}
-        for i, node in enumerate(self._nodes):
+        place = {node: i for i, node in enumerate(nodes)}
+        last_use = {source: i for i, node in enumerate(nodes) for source in node.inputs}
+        for i, node in enumerate(nodes):
             done = [place[source] for source in {*node.inputs} if last_use[source] == i]
             self._ops.append((self._op(model, node), tuple(place[source] for source in node.inputs), done))
-        self._nodes, self._joined, self._places, self._names = [], {}, {}, {}  # they hold the unpacked weights
+        self._joined, self._places, self._names = {}, {}, {}  # they hold the unpacked weights
 
     def __call__(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
         """Returns the last hidden states [tokens, hidden]. Writes keys and values to `caches`, one per layer."""
@@ -92,32 +94,6 @@ class TracedBody:
             for i in done:  # its memory can be used again
                 del values[i]
         return values[len(self._ops) - 1]
-
-    def _check(self, model: nn.Module, nodes: Sequence[Node]) -> None:
-        weights = Counter(
-            weight.data_ptr()
-            for module in model.modules()
-            if isinstance(weight := getattr(module, "weight", None), Tensor)
-        )
-        calls = [node.call.layer for node in nodes if isinstance(node, AttentionNode)]
-        if calls != [*range(len(self._groups))]:
-            raise NotRecognised(f"the attention of layers {calls} is recognised, of {len(self._groups)}")
-        projections = [each for node in nodes if isinstance(node, AttentionNode) for each in node.projections]
-        others = [node.module for node in nodes if isinstance(node, ProductNode)]
-        if any(count > 1 for count in Counter([*projections, *others]).values()):
-            raise NotRecognised("it uses a linear twice")
-        if any(weights[each.weight.data_ptr()] > 1 for each in projections):
-            raise NotRecognised("a projection of attention shares its weight")
-        if any(isinstance(node, NormNode) and node.value.shape[1] != len(node.norm.weight) for node in nodes):
-            raise NotRecognised("it norms heads that attention does not read")
-        norms = [node.norm for node in nodes if isinstance(node, NormNode)]
-        norms += [norm for node in nodes if isinstance(node, AttentionNode) for norm in node.norms or ()]
-        for tensor in (
-            *(norm.weight for norm in norms),
-            *(node.value for node in nodes if not isinstance(node, InputNode)),
-        ):
-            if tensor.dtype != self._dtype:
-                raise NotRecognised(f"it computes in {tensor.dtype}")
 
     def _join(self, node: AttentionNode) -> PackedLinear:
         """Packs the projections of a layer as one, with the rows of each head in the order that the rotation needs."""
@@ -150,10 +126,10 @@ class TracedBody:
         if isinstance(node, NormNode):
             return _norm(kernels, node.norm)
         if isinstance(node, ProductNode):
-            weight = packed_weight(self._now(model, node.module))
+            weight = self._now(model, node.module).packed
             return lambda run, x, residual=None: kernels.linear(x, weight, residual)
         if isinstance(node, MlpNode):
-            return _mlp(kernels, self._now(model, node.module))
+            return _mlp(kernels, vars(self._now(model, node.module))["forward"])
         if isinstance(node, AttentionNode):
             return self._attention(node)
         if isinstance(node, TorchNode):
@@ -194,11 +170,33 @@ class TracedBody:
         return now.head.packed
 
 
-def packed_weight(module: nn.Module) -> Any:
-    """Returns the weight of a packed linear. Raises NotRecognised if the module is none."""
-    if not isinstance(module, PackedLinear):
-        raise NotRecognised(f"{type(module).__name__} is not packed")
-    return module.packed
+def check_packable(
+    model: nn.Module, nodes: Sequence[Node], packing: ModulePacking, layers: int, dtype: torch.dtype
+) -> None:
+    """Raises NotRecognised if the weights of ops cannot be packed, or an op computes in another dtype."""
+    weights = Counter(
+        weight.data_ptr() for module in model.modules() if isinstance(weight := getattr(module, "weight", None), Tensor)
+    )
+    attention = [node for node in nodes if isinstance(node, AttentionNode)]
+    if (calls := [node.call.layer for node in attention]) != [*range(layers)]:
+        raise NotRecognised(f"the attention of layers {calls} is recognised, of {layers}")
+    projections = [each for node in attention for each in node.projections]
+    others = [node.module for node in nodes if isinstance(node, ProductNode)]
+    if any(count > 1 for count in Counter([*projections, *others]).values()):
+        raise NotRecognised("it uses a linear twice")
+    if any(weights[each.weight.data_ptr()] > 1 for each in projections):
+        raise NotRecognised("a projection of attention shares its weight")
+    for node in nodes:
+        if isinstance(node, ProductNode | MlpNode) and not packing.packs(node.module):
+            raise NotRecognised(f"a weight of {type(node.module).__name__} cannot be packed")
+    norms = [node.norm for node in nodes if isinstance(node, NormNode)]
+    if any(isinstance(node, NormNode) and node.value.shape[1] != len(node.norm.weight) for node in nodes):
+        raise NotRecognised("it norms heads that attention does not read")
+    norms += [norm for node in attention for norm in node.norms or ()]
+    values = [node.value for node in nodes if not isinstance(node, InputNode)]
+    for tensor in (*(norm.weight for norm in norms), *values):
+        if tensor.dtype != dtype:
+            raise NotRecognised(f"it computes in {tensor.dtype}")
 
 
 def _norm(kernels: Kernels, norm: NormParts) -> _Op:
@@ -207,10 +205,7 @@ def _norm(kernels: Kernels, norm: NormParts) -> _Op:
     return lambda run, x: kernels.rms_norm(x, None, norm.weight, norm.eps, 0.0)[0]
 
 
-def _mlp(kernels: Kernels, module: nn.Module) -> _Op:
-    forward = vars(module).get("forward")
-    if not isinstance(forward, MlpForward):
-        raise NotRecognised(f"{type(module).__name__} is not packed")
+def _mlp(kernels: Kernels, forward: MlpForward) -> _Op:
     first, activated = forward.up.packed, kernels.linear.gated if forward.mlp.gate else kernels.linear.activated
     down, activation = forward.down.packed, forward.mlp.activation
     return lambda run, x, residual=None: kernels.linear(activated(x, first, activation), down, residual)

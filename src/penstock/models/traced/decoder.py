@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from penstock.kernels import Kernels
 from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
-from penstock.models.packed_modules import pack_modules
-from penstock.models.traced.body import TracedBody, packed_weight
+from penstock.models.packed_modules import ModulePacking
+from penstock.models.traced.body import TracedBody, check_packable
 from penstock.models.traced.graph import GraphReader, NotRecognised, ProductNode, TorchNode
 from penstock.models.traced.rotary import rotations_of
 from penstock.models.traced.trace import Leaf, Trace, beside_attention, leaves_of
@@ -61,15 +61,15 @@ class TracedDecoder:
         above = GraphReader(head_trace, leaves, (states,)).order(logits)
         if len(above) != 2 or not isinstance(above[1], ProductNode):
             raise NotRecognised("logits are more than a product with hidden states")
-        name = next(name for name, module in model.named_modules() if module is above[1].module)
+        head_name = next(name for name, module in model.named_modules() if module is above[1].module)
+        packing = ModulePacking(model)
+        check_packable(model, [*nodes, above[1]], packing, len(groups), dtype)
         # The classes of modules that torch computes.
         self.by_torch = sorted({type(node.module).__name__ for node in nodes if isinstance(node, TorchNode)})
         self._kernels = kernels
-        self._body = TracedBody(model, nodes, kernels, groups, dtype)
-        self.nbytes = pack_modules(model, kernels)
-        self._body.link(model)
-        self.nbytes += self._body.nbytes
-        self._head = packed_weight(model.get_submodule(name))
+        self._body = TracedBody(model, nodes, packing, kernels, groups, dtype)
+        self.nbytes = self._body.nbytes
+        self._head = model.get_submodule(head_name).packed
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
         """Returns the last hidden states, normed. Writes keys and values to `caches`."""
