@@ -39,7 +39,7 @@ def locate_model(
     `network` false, a complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache` replace
     HF_ENDPOINT and HF_HUB_CACHE, which huggingface_hub reads only once.
     """
-    path = _local_path(name, revision)
+    path = local_path(name, revision)
     if path is not None:
         return path
     snapshot = _snapshot(name, revision, weights=weights, endpoint=endpoint, cache=cache)
@@ -65,8 +65,10 @@ def pull_model(
     return snapshot.locate(progress, fallback=False)
 
 
-def _local_path(name: str, revision: str | None) -> Path | None:
-    """The path of a model that is not the hub's: named by its path, or part of a Python package."""
+def local_path(name: str, revision: str | None) -> Path | None:
+    """Returns the path of a model that is named by its path or is part of a Python package; None for other names.
+
+    Raises HubError if such a model is to have a revision, is not installed or is damaged, or if its files hold none."""
     path = Path(name).expanduser()
     if name and path.exists():
         kind = "a folder" if path.is_dir() else "a file"

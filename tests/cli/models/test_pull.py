@@ -149,9 +149,10 @@ def test_what_is_new_is_downloaded(hub: StandInHub, run_command: RunCommand) -> 
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("smollm2-135m", 0, "smollm2-135m is installed in /"),
-        ("python-8m", 0, "part of Penstock: nothing to download"),
-        (".", 0, ". is a folder of this machine: nothing to download"),
+        ("smollm2-135m", 0, "smollm2-135m is on this machine, in /"),
+        ("python-8m", 0, "assets/python-8m: nothing to download"),
+        (".", 0, ". is on this machine, in .: nothing to download"),
+        (__file__, 2, "is a file; name a GGUF file"),
         ("nothing", 2, "'nothing' is neither a folder, a GGUF file"),
         ("acme/tiny-GGUF", 2, "has 2 models in GGUF; name one of: tiny-Q4_0"),
         ("acme/tiny-GGUF:Q5_K_M", 2, "no model in GGUF named Q5_K_M; there are: tiny-Q4_0"),
@@ -168,7 +169,7 @@ def test_other_names(hub: StandInHub, run_command: RunCommand, name: str, code: 
 def test_only_models_of_a_hub_have_revisions(run_command: RunCommand, name: str) -> None:
     done = run_command("pull", name, "--revision", "v1")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "so it has no revisions; leave --revision v1 out" in done.stderr
+    assert "which has no revisions; leave --revision v1 out" in done.stderr
 
 
 def test_a_packaged_model_that_is_missing(
