@@ -31,17 +31,14 @@ class WorkerProcess:
 
     def ask_blocking(self, line: bytes, seconds: float) -> bytes:
         """The answer to a line. Empty if the process ended, or had no answer in time; it is killed then."""
-        end, parts = time.monotonic() + seconds, list[bytes]()
+        end, answer = time.monotonic() + seconds, bytearray()
         with self._asking(), contextlib.suppress(OSError):  # TimeoutError, or the process has ended
             self._socket.settimeout(seconds)
             self._socket.sendall(line + b"\n")
-            while not parts or not parts[-1].endswith(b"\n"):
+            while not answer.endswith(b"\n"):
                 self._socket.settimeout(max(end - time.monotonic(), 0.001))
-                parts.append(self._socket.recv(_PART))
-                if not parts[-1]:
-                    break
-            else:
-                return b"".join(parts)
+                answer += _received(self._socket.recv(_PART))
+            return bytes(answer)
         self.kill()
         return b""
 
@@ -53,18 +50,15 @@ class WorkerProcess:
         """
         import asyncio  # the engine, which reads texts too, starts without it
 
-        loop, parts = asyncio.get_running_loop(), list[bytes]()
+        loop, answer = asyncio.get_running_loop(), bytearray()
         try:
             with self._asking(), contextlib.suppress(OSError):
                 self._socket.setblocking(False)
                 async with asyncio.timeout(seconds):
                     await loop.sock_sendall(self._socket, line + b"\n")
-                    while not parts or not parts[-1].endswith(b"\n"):
-                        parts.append(await loop.sock_recv(self._socket, _PART))
-                        if not parts[-1]:
-                            break
-                    else:
-                        return b"".join(parts)
+                    while not answer.endswith(b"\n"):
+                        answer += _received(await loop.sock_recv(self._socket, _PART))
+                    return bytes(answer)
         except asyncio.CancelledError:
             self.kill()
             raise
@@ -86,3 +80,10 @@ class WorkerProcess:
             yield
         finally:
             self._asked = False
+
+
+def _received(part: bytes) -> bytes:
+    """Returns what a socket received. Raises OSError at the end of the stream."""
+    if not part:
+        raise ConnectionResetError
+    return part
