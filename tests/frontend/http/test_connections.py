@@ -58,6 +58,13 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int((await reader.readline()).split()[1])
 
 
+async def next_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, Any]:
+    """Returns the status, the headers and the decoded body of a connection's next answer."""
+    status = await asyncio.wait_for(status_of(reader), 10)
+    head = await reader.readuntil(b"\r\n\r\n")
+    return status, head, json.loads(await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0])))
+
+
 def reset(writer: asyncio.StreamWriter) -> None:
     """Closes at once with a reset, as a crashed client's machine does."""
     sock = writer.get_extra_info("socket")
@@ -299,22 +306,36 @@ async def test_garbage_behind_waiting_requests_does_not_break_into_an_answer(sit
 async def test_few_requests_wait_on_a_connection(make_site: Callable[..., Site]) -> None:
     site = make_site(limits=RequestLimits(max_pipelined=3))
     site.engine.gate = asyncio.Event()
-    async with live(site) as port:
-        async with connection(port) as (reader, writer):
-            writer.write(request("/v1/completions", PROMPT) * 4)
-            await until(lambda: site.engine.running == 1)
-            await asyncio.sleep(0.1)
-            site.engine.gate.set()
-            for _ in range(4):
-                assert await asyncio.wait_for(status_of(reader), 10) == 200
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0]))
-        site.engine.gate = asyncio.Event()
-        async with connection(port) as (reader, writer):
-            writer.write(request("/v1/completions", PROMPT) + b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 4)
-            with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 10)  # the connection ends
-            await until(lambda: site.app.lifecycle.in_flight == 0 and site.engine.running == 0)
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(request("/v1/completions", PROMPT) * 4)
+        await until(lambda: site.engine.running == 1)
+        await asyncio.sleep(0.1)
+        site.engine.gate.set()
+        for _ in range(4):
+            assert (await next_answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "error"), [("/v1/completions", "code"), ("/v1/messages", "type")])
+async def test_a_request_too_many_is_refused_after_the_earlier_answers(
+    make_site: Callable[..., Site], path: str, error: str
+) -> None:
+    site = make_site(limits=RequestLimits(max_pipelined=3))
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(request("/v1/completions", PROMPT) + b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3)
+        writer.write(request(path, PROMPT)[:-5])
+        await until(lambda: site.engine.running == 1)
+        writer.write(b"x" * 100_000 + request("/v1/completions", PROMPT))  # is not read
+        site.engine.gate.set()
+        for _ in range(4):
+            assert (await next_answer(reader))[0] == 200
+        status, head, body = await next_answer(reader)
+        assert status == 429 and b"retry-after: " in head and b"connection: close" in head
+        assert "the limit is 3" in body["error"]["message"]
+        assert body["error"][error] == {"code": "too_many_pipelined", "type": "rate_limit_error"}[error]
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        await until(lambda: site.app.lifecycle.in_flight == 0)
+    assert len(site.engine.requests) == 1
 
 
 @contextlib.asynccontextmanager

@@ -178,6 +178,8 @@ class Access:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, origin: bytes | None) -> None:
         """`origin` is that of the page that sends the request, if it is an allowed one."""
+        if (refused := scope.get("penstock.refused")) is not None:  # the connection's error for this request
+            raise refused
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         if origin is not None and is_preflight(scope):
             await answer_preflight(scope, send)

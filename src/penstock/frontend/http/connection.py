@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import Scope
 from penstock.frontend.limits import RequestLimits
 
 LINGER_SECONDS = 2.0  # for a refused client to read the answer, while what it still sends is dropped
@@ -43,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse = refuse
         self._is_socket = is_socket
         self._refused = False  # the answer to malformed HTTP was sent
+        self._ignores = False  # what the client still sends, after a request that is one too many
         self._receiving: asyncio.TimerHandle | None = None
         self._unread = UnreadTimer(limits.write_timeout)
         self._header_bytes = 0  # received of a request whose headers are not complete
@@ -60,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._refused or self._ignores:
             return
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
@@ -72,6 +74,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             # The request is answered without the upgrade, as HTTP allows.
         except httptools.HttpParserError as error:
+            if self._ignores:
+                return
             cause = error.__context__
             self._answer(cause if isinstance(cause, APIError) else invalid(_explain(error, data), code="invalid_http"))
             return
@@ -94,19 +98,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self._limits.max_header_bytes:
             raise self._headers_too_large()
         _check_authority(self.url, self.headers)
-        if len(self.pipeline) >= self._limits.max_pipelined:
-            most = self._limits.max_pipelined
-            # Only the log gets this message: the answer to an earlier request is under way, so the connection ends.
-            message = (
-                f"more than {most} requests wait on a connection for earlier answers; the limit is {most}: read "
-                "answers sooner, or open more connections"
-            )
-            raise APIError(429, message, code="too_many_pipelined")
+        too_many = len(self.pipeline) >= self._limits.max_pipelined
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             return
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
+        if too_many:
+            raise self._too_many_pipelined()
         # The app answers 408 after body_timeout, or more for an upload. This later limit is for bodies that the app has
         # refused already.
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
@@ -187,6 +186,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def _headers_too_large(self) -> APIError:
         message = f"the request's headers have more than {self._limits.max_header_bytes} bytes, the limit; send less"
         return APIError(431, message, code="headers_too_large")
+
+    def _too_many_pipelined(self) -> APIError:
+        """Makes the last request received the connection's last one: the app refuses it after the earlier answers.
+        Returns the error, which ends the parser."""
+        self._ignores = True
+        self._expect(None)
+        most = self._limits.max_pipelined
+        message = (
+            f"more than {most} requests wait on this connection for earlier answers; the limit is {most}: read answers "
+            "sooner, or open more connections"
+        )
+        seconds = self._limits.retry_after
+        error = APIError(429, message, code="too_many_pipelined", retry_after=seconds, close=True)
+        cast(Scope, self.scope)["penstock.refused"] = error
+        return error
 
     def _answer(self, error: APIError) -> None:
         """Answers bytes that are not a request, unless an answer is on its way already, and ends the connection."""
