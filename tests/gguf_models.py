@@ -1,4 +1,4 @@
-"""GGUF files made of tiny checkpoints (see checkpoints.py) with the gguf package, as llama.cpp's conversion does."""
+"""GGUF files made of tiny checkpoints (see tests.checkpoints) with the gguf package, as llama.cpp's conversion does."""
 
 import json
 import math
