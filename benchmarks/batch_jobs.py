@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 from results import parser, write
-from servers import free_port, running
+from servers import free_port, running, start
 
 from penstock.bench.workload import Case, fixed, parse_cases
 
@@ -135,7 +135,7 @@ def run_offline(flags: list[str], job: Job, folder: Path, stretch: float, bench:
     answers.unlink(missing_ok=True)
     before = bench()
     command = [sys.executable, "-m", "penstock", "batch", str(job.path), str(answers), "--model", *flags]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    child = start(command, stderr=subprocess.DEVNULL)
     while not answers.exists() or not answers.stat().st_size:
         if child.poll() is not None:
             raise ValueError(f"penstock batch ended with {child.returncode}")

@@ -19,7 +19,6 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -105,7 +104,9 @@ class Served:
         paths = (folder, source, Path(__file__).parents[1] / "src")  # the last one for what this file imports
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), COUNTS: str(self._counts)}
         command = [sys.executable, "-m", "penstock", "serve", *model, "--port", self._url.rpartition(":")[2], *flags]
-        self._process = subprocess.Popen(command, env=environment, stderr=(folder / "log").open("wb"))
+        from servers import start  # imported here: the server imports this file too
+
+        self._process = start(command, env=environment, stderr=(folder / "log").open("wb"))
         self._log = folder / "log"
         self._wait_until_ready()
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()

@@ -33,7 +33,7 @@ from typing import Any
 
 import aiohttp
 from results import CORES, parser, write
-from servers import free_port
+from servers import free_port, start
 
 from penstock.bench.workload import percentile
 from penstock.weights.packaged import SMOLLM2
@@ -87,7 +87,7 @@ def serving(model: str, flags: list[str], log: Path) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port), *flags]
     with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
+        process = start(command, stdout=sink, stderr=sink, start_new_session=True)
     try:
         yield Server(f"http://127.0.0.1:{port}", process.pid, log)
     finally:

@@ -1,12 +1,15 @@
-"""Servers that a benchmark starts: their ports, and when they are ready."""
+"""Servers that a benchmark starts: their ports, when they are ready, and their end with it."""
 
 import contextlib
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
+
+from penstock.engine.child import die_with_parent
 
 READY_SECONDS = 120.0
 
@@ -18,10 +21,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that the kernel kills when the benchmark's main thread has ended, also by a signal."""
+    return subprocess.Popen(command, preexec_fn=die_with_parent, **options)
+
+
 @contextlib.contextmanager
 def running(command: list[str], port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """The server that a command starts, from when it is ready. It is killed at the end if it runs."""
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    server = start(command, stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             end = time.monotonic() + READY_SECONDS

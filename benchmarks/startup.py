@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from results import parser, write
+from servers import start
 
 PORT = 8749
 
@@ -30,7 +31,7 @@ def start_once(model: str, quantization: str, port: int) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port)]
     command += ["--quantization", quantization]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    server = start(command, stderr=subprocess.DEVNULL)
     try:
         while not ready(f"http://127.0.0.1:{port}/readyz"):
             if server.poll() is not None:

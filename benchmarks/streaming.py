@@ -23,6 +23,8 @@ from typing import Any
 from results import parser, write
 from servers import free_port
 
+from penstock.engine.child import die_with_parent
+
 TEXT = (
     "The river rises in the hills, where the snow of the winter melts late. For the first 20 miles it runs through "
     "woods of oak and beech; then the valley opens, and there are fields — wheat, barley, some vines — on both sides. "
@@ -282,7 +284,7 @@ def api_command(
 async def api(args: Any, port: int, grpc_port: int) -> AsyncIterator[int]:
     """The API process and its engine, as long as the block lasts. Gives the pid."""
     command = api_command(port, args.streams, args.pace, grpc_port, args.api_processes, args.profile or "")
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
     try:
         for _ in range(600):
             try:

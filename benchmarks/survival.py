@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from results import parser, write
-from servers import free_port
+from servers import free_port, start
 
 from penstock.engine.recovery import DELAYS, MINUTE
 
@@ -285,7 +285,7 @@ def main() -> None:
     faults = given.faults.split(",")
     port = free_port()
     command = [sys.executable, "-m", "penstock", "serve", "smollm2-135m", "--port", str(port), *given.flags.split()]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    server = start(command, stderr=subprocess.DEVNULL)
     try:
         results = asyncio.run(measure(f"http://127.0.0.1:{port}", server.pid, faults, given.trials, given.pause))
     finally:
