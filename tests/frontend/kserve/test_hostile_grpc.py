@@ -142,6 +142,23 @@ async def test_a_stream_that_is_not_read_ends(make_site: Callable[..., Site]) ->
         opened.cancel()
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_whole_answer_counts_until_it_is_read(make_site: Callable[..., Site], method: str) -> None:
+    site = make_site(max_model_len=1_000_000)
+    site.says("hello world", ends=False)
+    options = {"grpc.http2.bdp_probe": 0, "grpc.max_receive_message_length": -1}
+    async with serving(site, **options) as (channel, _):
+        call = raw(channel, method)
+        await call.write(request(max_tokens=200_000).SerializeToString())
+        await call.done_writing()
+        await until(lambda: site.app.lifecycle.in_flight == 1)
+        await until(lambda: site.app.lifecycle.in_flight == 0, 30)
+        await asyncio.sleep(0.2)
+        assert site.app.unread.used > 100_000
+        assert len(await call.read()) > 200_000
+        await until(lambda: site.app.unread.used == 0)
+
+
 @pytest.mark.parametrize("shape", [[2], [0], [-1], [1, 7], [1] * 9 + [3]])
 async def test_a_shape_that_is_not_the_datas(make_site: Callable[..., Site], shape: list[int]) -> None:
     site = make_site()

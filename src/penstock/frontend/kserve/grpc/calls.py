@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ import orjson
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.asgi import Headers, Message, Send
+from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.inner import InnerRequest
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import HEADER, MOST
@@ -76,7 +77,17 @@ class Calls:
         try:
             self._app.check_key(_headers(context, None))
         except APIError:
-            await fail(context, await self.ask(context, "/v2"))  # refused by the app, which counts and logs it
+            with self.answering() as unread:
+                await fail(context, await self.ask(context, unread, "/v2"))  # the app refuses, counts and logs it
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[HeldBytes]:
+        """Counts the bytes of an answer until the block ends, which must be after its client has read it."""
+        unread = self._app.unread.hold()
+        try:
+            yield unread
+        finally:
+            unread.release()
 
     async def receive(self, context: Any) -> bytes:
         """The one message of a call. Raises APIError 400 or 408."""
@@ -104,8 +115,8 @@ class Calls:
             _log.info("a gRPC call is cancelled: its client reads nothing for %g s", self.limits.write_timeout)
             handler.cancel()
 
-    async def ask(self, context: Any, path: str, body: bytes | None = None) -> HTTPAnswer:
-        """Returns the app's answer. Without a body, the request is a GET request."""
+    async def ask(self, context: Any, unread: HeldBytes, path: str, body: bytes | None = None) -> HTTPAnswer:
+        """Returns the app's answer, which `unread` counts. Without a body, the request is a GET request."""
         status, headers, parts = 0, {}, []
 
         async def send(message: Message) -> None:
@@ -115,14 +126,14 @@ class Calls:
             else:
                 parts.append(message.get("body", b""))
 
-        await self.send(context, path, body, send)
+        await self.send(context, unread, path, body, send)
         return HTTPAnswer(status, headers, b"".join(parts))
 
-    async def send(self, context: Any, path: str, body: bytes | None, send: Send) -> None:
-        """Runs a request whose answer goes to `send`. If the call is cancelled, so is the request."""
+    async def send(self, context: Any, unread: HeldBytes, path: str, body: bytes | None, send: Send) -> None:
+        """Runs a request whose answer goes to `send`, and which `unread` counts. If the call is cancelled, so is the
+        request."""
         connection = {"asgi": {"version": "3.0"}, "scheme": self._scheme, "client": _client(context), "server": None}
         headers = _headers(context, self._app.limits.request_timeout)
-        unread = self._app.unread.hold()
         request = InnerRequest(self._app, connection, path, body, headers, unread)
         running = asyncio.create_task(request.run(send))
         try:
@@ -132,12 +143,10 @@ class Calls:
             with contextlib.suppress(Exception):
                 await running
             raise
-        finally:
-            unread.release()
 
-    async def answer(self, context: Any, path: str, body: bytes | None = None) -> bytes:
-        """The body of the app's answer. An error ends the call."""
-        answer = await self.ask(context, path, body)
+    async def answer(self, context: Any, unread: HeldBytes, path: str, body: bytes | None = None) -> bytes:
+        """Returns the body of the app's answer, which `unread` counts. An error ends the call."""
+        answer = await self.ask(context, unread, path, body)
         if answer.status >= 400:
             await fail(context, answer)
         context.set_trailing_metadata(answer.metadata())

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Message
+from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.kserve.grpc.calls import Calls, HTTPAnswer, fail
 from penstock.frontend.kserve.grpc.messages import (
@@ -31,7 +32,8 @@ _MAX_WATCHES = 64  # of the server's health at a time; they need no key
 _MAX_NAME_CHARS = 4096  # of a model, which may be the path of a folder
 _MAX_ID_CHARS = 1024  # of a request's id in the message of its error
 
-Handle = Callable[[Any, Any], Awaitable[Any]]  # of a message and the call's context: the answer
+# Returns the answer to a message, with the call's context and the count of the answer's bytes.
+Handle = Callable[[Any, Any, HeldBytes], Awaitable[Any]]
 
 
 class _Simple(NamedTuple):
@@ -91,12 +93,13 @@ def _one(calls: Calls, handle: Handle, request: str, *, is_open: bool = False) -
     async def run(_: Any, context: Any) -> None:
         if not is_open:
             await calls.check_key(context)
-        try:
-            answer = await handle(_read(request, await calls.receive(context)), context)
-        except APIError as error:
-            await fail(context, error)
-        else:
-            await calls.write(context, answer)
+        with calls.answering() as unread:
+            try:
+                answer = await handle(_read(request, await calls.receive(context)), context, unread)
+            except APIError as error:
+                await fail(context, error)
+            else:
+                await calls.write(context, answer)
 
     return _handler(run)
 
@@ -116,10 +119,10 @@ class _Infer:
         self._calls = calls
         self._most_at_once = most_at_once
 
-    async def whole(self, request: Any, context: Any) -> Any:
+    async def whole(self, request: Any, context: Any, unread: HeldBytes) -> Any:
         """ModelInfer: one answer with the whole text."""
         body = InferInputs(request).body()
-        return infer_answer(await self._calls.answer(context, _model(request) + "/infer", body))
+        return infer_answer(await self._calls.answer(context, unread, _model(request) + "/infer", body))
 
     async def stream(self, _: Any, context: Any) -> None:
         """ModelStreamInfer: requests run at the same time; each has any number of answers, in order. A request that
@@ -143,7 +146,8 @@ class _Infer:
 
         async def run(data: bytes) -> None:
             try:
-                await self._answer(data, context, write)
+                with self._calls.answering() as unread:
+                    await self._answer(data, context, write, unread)
             finally:
                 turns.release()
 
@@ -152,7 +156,9 @@ class _Infer:
                 await turns.acquire()
                 tasks.create_task(run(data))
 
-    async def _answer(self, data: bytes, context: Any, write: Callable[[Any], Awaitable[None]]) -> None:
+    async def _answer(
+        self, data: bytes, context: Any, write: Callable[[Any], Awaitable[None]], unread: HeldBytes
+    ) -> None:
         """Sends the answers to one request of a stream."""
         request = MESSAGES["InferRequest"]()
         try:
@@ -165,12 +171,12 @@ class _Infer:
             return
         if inputs.streams:
             reply = _StreamedReply(request, write)
-            await self._calls.send(context, path + "/infer_stream", body, reply.send)
+            await self._calls.send(context, unread, path + "/infer_stream", body, reply.send)
             failed = await reply.end()
             if inputs.empty_final and not failed:
                 await write(MESSAGES["StreamAnswer"](infer_response=empty_answer(request)))
             return
-        answer = await self._calls.ask(context, path + "/infer", body)
+        answer = await self._calls.ask(context, unread, path + "/infer", body)
         if answer.status >= 400:
             await write(_stream_error(request, answer.message))
         else:
@@ -216,11 +222,11 @@ class _Health:
         self._calls = calls
         self._watches = 0
 
-    async def check(self, request: Any, context: Any) -> Any:
+    async def check(self, request: Any, context: Any, unread: HeldBytes) -> Any:
         if request.service not in ("", INFERENCE, HEALTH):
             message = f"there is no service {request.service[:100]!r}; the services are {INFERENCE} and {HEALTH}"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
-        return await self._answer(context)
+        return await self._answer(context, unread)
 
     async def watch(self, _: Any, context: Any) -> None:
         """Sends the status now, and whenever it changes."""
@@ -237,7 +243,8 @@ class _Health:
                 return
             last = None
             while True:
-                answer = await self._answer(context)
+                with self._calls.answering() as unread:
+                    answer = await self._answer(context, unread)
                 if answer != last:
                     last = answer
                     await self._calls.write(context, answer)
@@ -247,20 +254,20 @@ class _Health:
         finally:
             self._watches -= 1
 
-    async def _answer(self, context: Any) -> Any:
-        ready = (await self._calls.ask(context, "/v2/health/ready")).status == 200
+    async def _answer(self, context: Any, unread: HeldBytes) -> Any:
+        ready = (await self._calls.ask(context, unread, "/v2/health/ready")).status == 200
         return MESSAGES["HealthAnswer"](status=SERVING if ready else NOT_SERVING)
 
 
 def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
     """The handler of a method without inference."""
 
-    async def handle(request: Any, context: Any) -> Any:
+    async def handle(request: Any, context: Any, unread: HeldBytes) -> Any:
         path = method.path
         if "{}" in path:
             loaded = method.request == "LoadedModel"
             path = path.format(_bounded(request.model_name) if loaded else _versioned(request.name, request.version))
-        answer = await calls.ask(context, path, b"{}" if method.posts else None)
+        answer = await calls.ask(context, unread, path, b"{}" if method.posts else None)
         if method.flag and answer.status in (200, 404, 503):
             return MESSAGES[method.answer](**{method.flag: answer.status == 200})
         if answer.status >= 400:
