@@ -4,6 +4,8 @@ This is the only module that imports transformers. Its code is that of the insta
 """
 
 import copy
+import ctypes
+import gc
 import json
 import logging
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -84,6 +86,7 @@ class TransformersDecoder:
         elif kernels.session:
             self._packed_bytes = ModulePacking(self._model).pack(kernels)
         self._head = self._with_stand_in()
+        _free_garbage()
 
     @property
     def recordable(self) -> bool:
@@ -203,6 +206,15 @@ class _Output:
 
     def __getitem__(self, index: int) -> Tensor:
         return (self.last_hidden_state,)[index]
+
+
+def _free_garbage() -> None:
+    """Gives memory that loading and packing no longer need back to the system. The engine collects no cycles while it
+    starts, and the C library keeps what was freed."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _load(spec: ModelSpec, parameters: MutableMapping[str, Any]) -> Any:
