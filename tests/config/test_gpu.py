@@ -23,7 +23,7 @@ from penstock.config.graphs import MAX_GRAPH_SEQS, graph_sizes
 from penstock.config.machine.devices import this_machine
 from penstock.config.machine.gpu import Gpu, detect_gpu, torch_has_cuda, with_gpu
 from penstock.config.memory import CONTEXT_BYTES, GRAPH_BYTES, gpu_budget, token_bytes
-from penstock.config.weights import GGUF_FORMATS, device_bytes, weights_bytes
+from penstock.config.weights import GGUF_FORMATS, WIDENED_BYTES, device_bytes, weights_bytes
 from penstock.messages import MemoryRow
 from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
 from tests.config.test_resolve import whole
@@ -229,6 +229,20 @@ def test_a_context_and_graphs_take_their_part_and_the_pool_the_rest() -> None:
     eager = size_memory(FULL, replace(config, enforce_eager=True), 16 * GIB)
     assert "graphs" not in {row.name for row in eager.rows}
     assert eager.kv_bytes > rows["KV cache"]
+
+
+@pytest.mark.parametrize(("sequences", "graphs"), [(64, 0), (65, WIDENED_BYTES)])
+def test_codes_of_many_rows_are_widened_in_scratch_memory(sequences: int, graphs: int) -> None:
+    """Steps outside CUDA graphs have theirs, and graphs have theirs if they decode so many sequences."""
+
+    def bytes_of(name: str, **changes: Any) -> int:
+        config = engine(max_num_seqs=sequences, **changes)
+        return next(row.bytes for row in size_memory(FULL, config, 16 * GIB).rows if row.name == name)
+
+    for name, more in (("activations", WIDENED_BYTES), ("graphs", graphs)):
+        without = bytes_of(name, quantization="int8")
+        assert bytes_of(name, quantization="int4") == without + more
+        assert bytes_of(name, quantization="int4", deterministic=True) == without
 
 
 def test_measured_rows_take_the_place_of_computed_ones() -> None:

@@ -15,7 +15,7 @@ from penstock.config.facts import MixtureFacts, ModelFacts
 from penstock.config.graphs import graph_sizes
 from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
-from penstock.config.weights import stored_as, weights_bytes
+from penstock.config.weights import stored_as, weights_bytes, widened_bytes
 from penstock.messages import MemoryRow
 
 RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
@@ -222,8 +222,8 @@ def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
 
 
 def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """Bytes of the tensors alive at once in the widest part of a layer and, on a CPU, of K and V gathered for
-    attention."""
+    """Bytes of the tensors alive at once in the widest part of a layer; on a CPU of K and V gathered for attention, on
+    a GPU of codes that are widened."""
     hidden = facts.hidden_size
     attention = 2 * hidden + facts.widest_attention  # residual, normed
     mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
@@ -232,7 +232,8 @@ def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
         per_token += _experts_bytes(facts.mixture, hidden, engine.element_size)
     per_token += exchanged_bytes(engine.split, hidden * engine.element_size)
     gathered = 0 if engine.device == "cuda" else engine.max_model_len * facts.widest_gathered * engine.element_size
-    return engine.max_num_batched_tokens * per_token + gathered
+    widened = widened_bytes(facts, engine, engine.max_num_batched_tokens)
+    return engine.max_num_batched_tokens * per_token + gathered + widened
 
 
 def exchanged_bytes(split: Split, hidden_bytes: int) -> int:
@@ -295,7 +296,8 @@ def _runtime_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, .
 def graphs_row(facts: ModelFacts, engine: EngineConfig) -> MemoryRow:
     """The row of CUDA graphs and of the logits and scratch that they share: an estimate, because graphs come last."""
     sizes = graph_sizes(engine.max_num_seqs)
-    size = GRAPH_BYTES * len(sizes) + workspace_bytes(facts, sizes[-1])
+    shared = workspace_bytes(facts, sizes[-1]) + widened_bytes(facts, engine, sizes[-1])
+    size = GRAPH_BYTES * len(sizes) + shared
     return MemoryRow("graphs", size, f"decode steps of {len(sizes)} sizes, 1 to {sizes[-1]}")
 
 

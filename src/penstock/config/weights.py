@@ -22,6 +22,8 @@ LINE_BYTES = 64
 GROUP_OF_X = 32  # values of an activation that share a scale
 SUPER = 256  # values along k that share the second level of scales
 DEVICE_HALF = 32  # most values along k that a GPU's kernel for codes multiplies at once: half of a run
+WIDENED_ROWS = 65  # with so many rows or more, a GPU's kernels widen codes into scratch memory before a product,
+WIDENED_BYTES = 64 << 20  # of at most this size
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
 _SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
 
@@ -270,13 +272,28 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
     return layers + max(_matrix_bytes(m, engine) for m in facts.matrices if m.vocabulary)
 
 
+def widened_bytes(facts: ModelFacts, engine: EngineConfig, rows: int) -> int:
+    """Bytes of scratch memory in which a GPU's kernels widen codes in a step of so many rows."""
+    if engine.device != "cuda" or engine.deterministic or engine.element_size != 2 or rows < WIDENED_ROWS:
+        return 0
+    formats = [_device_format(matrix, engine) for matrix in facts.matrices if matrix.experts == 1]
+    return WIDENED_BYTES if any(fmt == "int4" or isinstance(fmt, WeightFormat) for fmt in formats) else 0
+
+
+def _device_format(matrix: MatrixFacts, engine: EngineConfig) -> DeviceScheme | WeightFormat:
+    return device_format(_kind(matrix), matrix.stored, engine.dtype, engine.quantization)
+
+
+def _kind(matrix: MatrixFacts) -> str:
+    return "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
+
+
 def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
     shape = (matrix.rows, matrix.columns)
-    kind = "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
     if engine.device == "cuda":
-        on_device = device_format(kind, matrix.stored, engine.dtype, engine.quantization)
+        on_device = _device_format(matrix, engine)
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, on_device, engine.quantization_group, bias_size=bias)
     settings = (engine.dtype, engine.quantization, engine.quantization_group)
-    fmt = cpu_format(kind, matrix.stored, *settings, sensitive=matrix.sensitive)
+    fmt = cpu_format(_kind(matrix), matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

@@ -127,6 +127,36 @@ def test_fp8_pages_are_written_with_a_scale_for_each_token_and_read_back() -> No
     torch.testing.assert_close(got.float(), want, rtol=0.0, atol=0.02 * want.abs().max().item())
 
 
+@pytest.mark.parametrize("heads", [2, 40])  # of one KV head: a tile takes pairs of values, or single ones
+@pytest.mark.parametrize(("of_queries", "of_values"), [(1.0, 1.0), (3e5, 3e-4), (1e-7, 3e4)])
+def test_fp8_pages_are_read_exactly_at_any_magnitude(heads: int, of_queries: float, of_values: float) -> None:
+    """Scores are as large in each case. A value whose token has a scale of 0 counts as 0, not its weight."""
+    generator = torch.Generator().manual_seed(4)
+    keys, values = fp8_pages(20, 1, 64)
+    for pages, size in ((keys, 1 / of_queries), (values, of_values)):
+        raw = pages.view(torch.uint8)
+        raw.copy_(torch.randint(0, 256, raw.shape, generator=generator, dtype=torch.uint8))
+        raw[(raw & 127) == 127] = 1  # no NaN
+        scales = torch.rand(20, 1, SIZE, generator=generator) * size / 100
+        pages.flatten(2)[..., SIZE * 64 :].view(torch.float32).copy_(scales)
+    values.flatten(2)[3, 0, SIZE * 64 :].view(torch.float32)[:4] = 0.0
+    lens = [(1, 100), (5, 120), (1, 4)]
+    batch = AttentionBatch(
+        SIZE,
+        WHOLE,
+        np.array([0, 1, 6, 7]),
+        np.array([each[1] for each in lens]),
+        np.array([[*range(1, 9)], [*range(9, 17)], [3] * 8]),
+    )
+    query = (torch.randn(7, heads, 64, generator=generator) * of_queries).bfloat16()
+    attention, q = TritonAttention(), there(query)
+    got = attention(q, keys, values, attention.prepare(batch, keys), 0.05).cpu().float() / of_values
+    pages = [dequantized(each, 64) for each in (keys, values)]
+    want = ReferenceAttention()(query.float(), *pages, batch, 0.05) / of_values
+    assert want[:6].abs().amax() > 0.1 and not want[6].any()
+    torch.testing.assert_close(got, want, rtol=2.0**-8, atol=2.0**-10 * want.abs().max().item())
+
+
 def test_a_token_of_no_block_is_not_stored() -> None:
     qkv = torch.randn(3, 3 * 16, generator=torch.Generator().manual_seed(2))
     attention = TritonAttention()

@@ -16,6 +16,7 @@ from penstock.kernels.attention import AttentionBatch, HeadNorm
 from penstock.kernels.batch_arrays import StepSequences, order_units
 from penstock.kernels.elementwise import normed_centered, normed_together
 from penstock.kernels.triton.attention_kernels import attend, merge
+from penstock.kernels.triton.overlap import overlap
 from penstock.kernels.triton.store import rotation, store
 from penstock.kernels.triton.tiles import precision
 
@@ -23,7 +24,8 @@ SEGMENTS = 16  # parts of a decoding sequence's context, while sequences are too
 SPLIT_BELOW = 128  # up to so many pairs of a sequence and a KV head
 MIN_ROWS = 16  # of a tile: tensor cores multiply this many at once
 MAX_ROWS = 128
-MAX_KEYS = 64  # per iteration
+MAX_KEYS = 128  # per iteration; half as many where the registers or the bytes in flight would be too many
+PAIR_ROWS = 64  # tensor cores take the values of tiles of fewer rows from registers, those of others from shared memory
 FIXED_ROWS = 64  # of every tile when bits must not depend on the rest of the step
 WARP_BYTES = 4096  # of a tile's queries: the result then takes 64 registers per thread, or 32 for fp32
 # Stages of loads in flight: a block table's entry must arrive before its keys can be loaded.
@@ -157,6 +159,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences
             SINKS=scores.sinks is not None,
             WIDTH=_width(head_dim),
             num_warps=4,
+            **overlap(),
         )
 
 
@@ -200,11 +203,13 @@ def _attend(
     _, kv_heads, block_size, _ = keys.shape
     _, heads, head_dim = query.shape
     scaled = keys.dtype != query.dtype
+    pairs = scaled and shape.rows < PAIR_ROWS
     width, times = _width(head_dim), _times(query)
+    warps = 4 if shape.rows * width * query.itemsize <= WARP_BYTES * 4 else 8
     attend[(shape.tiles, kv_heads, shape.segments)](
         query,
         keys,
-        values,
+        values.view(torch.int16) if pairs else values,
         keys.view(torch.float32) if scaled else None,
         values.view(torch.float32) if scaled else None,
         out,
@@ -233,12 +238,14 @@ def _attend(
         SCALED=scaled,
         SOFTCAP=scores.softcap != 0.0,
         SINKS=scores.sinks is not None,
+        PAIRS=pairs,
         PRECISION=precision(query.dtype),
         ROWS=shape.rows,
-        KEYS=MAX_KEYS // times,
+        KEYS=(MAX_KEYS if pairs or (shape.rows >= MAX_ROWS and warps == 8) else MAX_KEYS // 2) // times,
         WIDTH=width,
-        num_warps=4 if shape.rows * width * query.itemsize <= WARP_BYTES * 4 else 8,
+        num_warps=warps,
         num_stages=DECODE_STAGES if shape.decode else PREFILL_STAGES,
+        **overlap(),
     )
 
 

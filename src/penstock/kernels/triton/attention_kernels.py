@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.overlap import await_inputs
+
 # Arguments that change from step to step: Triton must not compile for their values.
 _COUNTS = ["capacity", "decodes", "prompts", "table_stride"]
 _STAGED = ["sequences", "tables"]
@@ -37,11 +39,44 @@ def _first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
         return tl.maximum(position - WINDOW + 1, 0)
 
 
+@triton.jit
+def _as_fp16(rows):
+    """(rows in fp16, the unit of each row), of rows in bf16. A unit is a power of two, so only values below 2**-14 of a
+    row's largest lose bits."""
+    wide = rows.to(tl.float32)
+    largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
+    unit = tl.maximum(largest & 0x7F800000, 1 << 23).to(tl.float32, bitcast=True)
+    return (wide / unit[:, None]).to(tl.float16), unit
+
+
+@triton.jit
+def _load_scales(place, real):
+    """Loads the fp32 scales of a tile's keys. As a column that is summed, each is loaded by one thread; otherwise all
+    threads whose scores it multiplies would load it."""
+    column = place[:, None] + tl.arange(0, 1)[None, :]
+    return tl.sum(tl.load(column, mask=real[:, None], other=0.0), 1)
+
+
+@triton.jit
+def _log_of_scale(scale):
+    """About log2(2**-14 scale), at least -74. A positive float's bits, as an integer, are nearly a logarithm."""
+    bits = tl.maximum(scale.to(tl.int32, bitcast=True), 67 << 23)
+    return bits.to(tl.float32) * (1.0 / (1 << 23)) - (127.0 + 14.0)
+
+
+@triton.jit
+def _halves(pairs, DTYPE: tl.constexpr):
+    """(the first value of each pair, the second) of pairs of fp8 values, read as int16."""
+    first = (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    second = ((pairs >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return first.to(DTYPE), second.to(DTYPE)
+
+
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_STAGED)
 def attend(
     query,
     keys,
-    values,
+    values,  # with PAIRS, fp8 in pairs, as int16: registers then get a tile of them as they get one of bf16
     key_scales,
     value_scales,
     out,
@@ -68,15 +103,18 @@ def attend(
     DECODE: tl.constexpr,
     QUERIES: tl.constexpr,  # of a tile
     SEGMENTS: tl.constexpr,
-    SCALED: tl.constexpr,  # whether pages have scales
+    SCALED: tl.constexpr,  # whether pages are fp8, with scales
     SOFTCAP: tl.constexpr,  # whether scores are bounded
     SINKS: tl.constexpr,
+    PAIRS: tl.constexpr,  # whether values are read as pairs
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program computes one tile of queries, for one KV head and one segment of the context."""
+    await_inputs(OVERLAP)
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
     if DECODE:
@@ -105,6 +143,10 @@ def attend(
         mask=asking[:, None] & whole[None, :],
         other=0.0,
     )
+    if SCALED and q.dtype == tl.bfloat16:
+        # A GPU converts fp8 to fp16 in one instruction, to bf16 in five.
+        q, unit = _as_fp16(q)
+        scale *= unit[:, None]
 
     end = context - count + tl.minimum(first + QUERIES, count)
     seen = 0  # the first key that the tile sees: table entries of blocks before it are undefined
@@ -118,7 +160,9 @@ def attend(
 
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    result = tl.zeros([ROWS, WIDTH], tl.float32)
+    result = tl.zeros([ROWS, WIDTH // 2 if PAIRS else WIDTH], tl.float32)
+    second_result = result  # of the second value of each pair
+    pair = tl.arange(0, WIDTH // 2)
     for start in range(begin, end, KEYS):
         key_at = start + tl.arange(0, KEYS)
         real = (key_at >= seen) & (key_at < end)
@@ -131,24 +175,38 @@ def attend(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SCALED:
             beside = (page + BLOCK_SIZE * HEAD_DIM) // 4 + slot
-            scores *= tl.load(key_scales + beside, mask=real, other=0.0)[None, :]
+            scores *= _load_scales(key_scales + beside, real)[None, :]
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         visible = real[None, :] & (key_at[None, :] <= query_at[:, None])
         if WINDOW > 0:
             visible &= key_at[None, :] >= _first_seen(query_at, WINDOW, CHUNKED)[:, None]
         scores = tl.where(visible, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        if SCALED:
+            by_value = _load_scales(value_scales + beside, real)
+            # Weights times the scales of values are then at most 2**15, which fp16 holds, and as large as possible.
+            new_largest = tl.maximum(largest, tl.max(scores + _log_of_scale(by_value)[None, :], 1))
+        else:
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # while a row has seen no key
         weights = tl.exp2(scores - reference[:, None])
         decay = tl.exp2(largest - reference)
         total = total * decay + tl.sum(weights, 1)
-        v = tl.load(values + where, mask=readable, other=0.0).to(q.dtype)
         if SCALED:
-            weights *= tl.load(value_scales + beside, mask=real, other=0.0)[None, :]
-        result = result * decay[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+            weights *= by_value[None, :]
+        weights = weights.to(q.dtype)
+        if PAIRS:
+            where = ((page + slot * HEAD_DIM) // 2)[:, None] + pair[None, :]
+            pairs = tl.load(values + where, mask=real[:, None] & (pair < HEAD_DIM // 2)[None, :], other=0)
+            v, second = _halves(pairs, q.dtype)
+            second_result = second_result * decay[:, None] + tl.dot(weights, second, input_precision=PRECISION)
+        else:
+            v = tl.load(values + where, mask=readable, other=0.0).to(q.dtype)
+        result = result * decay[:, None] + tl.dot(weights, v, input_precision=PRECISION)
         largest = new_largest
 
+    if PAIRS:
+        result = tl.interleave(result, second_result)
     if SEGMENTS > 1:
         line = (sequence.to(tl.int64) * heads + head) * SEGMENTS + segment
         tl.store(partial + line[:, None] * HEAD_DIM + element[None, :], result, mask=asking[:, None] & whole[None, :])
@@ -178,8 +236,10 @@ def merge(
     SEGMENTS: tl.constexpr,
     SINKS: tl.constexpr,
     WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Merge the segments of one decoding sequence and head."""
+    await_inputs(OVERLAP)
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     segment = tl.arange(0, SEGMENTS)

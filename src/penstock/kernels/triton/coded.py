@@ -8,11 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.config.weights import WIDENED_BYTES, WIDENED_ROWS
 from penstock.kernels.triton.epilogue import launch, store_product
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.tiles import TILES, Tile, precision, tile_product
 from penstock.kernels.triton.weights import TABLES, CodedWeight
 
 ROW_RUNS = 16  # of an embedding's row, per program
+WIDE_COLUMNS = 128  # per program that widens codes
 FEW = Tile(16, 64, 4, 3, waves=4)  # widening the codes takes longer than reading them, so many programs do it
 NIBBLE_TILES = {16: FEW, 32: FEW._replace(rows=32), 64: TILES[64], 128: TILES[128]}
 BYTE_TILES = {**NIBBLE_TILES, 64: TILES[64]._replace(columns=64)}
@@ -32,6 +35,8 @@ def coded_linear(
     rows, (n, k) = len(x), weight.shape
     if out is None:
         out = torch.empty(rows, n, dtype=dtype, device=x.device)
+    if rows >= WIDENED_ROWS and not fixed and x.itemsize == 2:
+        return _by_library(x, weight, residual, out)
     choices = NIBBLE_TILES if weight.format.bits == 4 else BYTE_TILES
     tiling = tile_product(rows, n, k, choices, fixed=fixed)
     return launch(
@@ -45,6 +50,42 @@ def coded_linear(
         PRECISION=precision(x.dtype),
         **constants(weight),
     )
+
+
+def _by_library(x: Tensor, weight: CodedWeight, residual: Tensor | None, out: Tensor) -> Tensor:
+    """`coded_linear` for many rows, by slices of the weight's columns."""
+    n, k = weight.shape
+    most = max(WIDENED_BYTES // (k * x.itemsize) // WIDE_COLUMNS, 1) * WIDE_COLUMNS
+    each = triton.cdiv(triton.cdiv(n, triton.cdiv(n, most)), WIDE_COLUMNS) * WIDE_COLUMNS
+    scratch = x.new_empty(k * min(each, n))
+    for first in range(0, n, each):
+        count = min(each, n - first)
+        values = scratch[: k * count].view(k, count)
+        _widened[(weight.runs, triton.cdiv(count, WIDE_COLUMNS))](
+            weight.codes,
+            *weight.factors,
+            values,
+            first,
+            count,
+            n,
+            k,
+            COLUMNS=WIDE_COLUMNS,
+            **constants(weight),
+            num_warps=4,
+            **overlap(),
+        )
+        columns = out[:, first : first + count]
+        if out.dtype == x.dtype and residual is not None:
+            torch.addmm(residual[:, first : first + count], x, values, out=columns)
+        elif out.dtype == x.dtype:
+            torch.mm(x, values, out=columns)
+        elif x.is_cuda:
+            columns.copy_(torch.mm(x, values, out_dtype=out.dtype))
+        else:
+            columns.copy_(x.to(out.dtype) @ values.to(out.dtype))
+    if residual is not None and out.dtype != x.dtype:
+        out.add_(residual)
+    return out if weight.bias is None else out.add_(weight.bias)
 
 
 def coded_rows(token_ids: Tensor, weight: CodedWeight, dtype: torch.dtype, first: int) -> Tensor:
@@ -200,6 +241,47 @@ def _rows(
         tl.store(line + at, values, mask=at < k)
 
 
+@triton.jit
+def _widened(
+    codes,
+    scales,
+    super_scales,
+    mins,
+    super_mins,
+    out,
+    first,
+    count,
+    n,
+    k,
+    HALF_BYTES: tl.constexpr,
+    TABLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Each program writes the values of one run in some columns to out [k, count], whose first column is the weight's
+    column `first`."""
+    await_inputs(OVERLAP)
+    run = tl.program_id(0)
+    own = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column, within = first + own, own < count
+    for half in tl.static_range(2):
+        at = run * (2 * HALF) + half * HALF + tl.arange(0, HALF)
+        place = at
+        if HALF_BYTES:
+            place = run * HALF + tl.arange(0, HALF)
+        found = tl.load(codes + place.to(tl.int64)[:, None] * n + column[None, :], mask=within[None, :], other=0)
+        if HALF_BYTES:
+            found = (found >> (4 * half)) & 15
+        group = (run * (2 * HALF) + half * HALF) // GROUP
+        scale, least = _load_group(scales, super_scales, mins, super_mins, group, n, column, within, GROUP=GROUP)
+        values = _widen(found, scale, least, mins is not None, TABLE, ZERO, out.dtype.element_ty)
+        target = out + at.to(tl.int64)[:, None] * count + own[None, :]
+        tl.store(target, values, mask=within[None, :] & (at < k)[:, None])
+
+
 @triton.jit(do_not_specialize=["rows", "span", "runs"])
 def _coded(
     x,
@@ -211,6 +293,8 @@ def _coded(
     bias,
     residual,
     out,
+    sums,
+    arrivals,
     rows,
     n,
     width,
@@ -220,6 +304,9 @@ def _coded(
     runs,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    JOIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
     HALF_BYTES: tl.constexpr,
     TABLE: tl.constexpr,
     ZERO: tl.constexpr,
@@ -230,6 +317,7 @@ def _coded(
     COLUMNS: tl.constexpr,
 ):
     """Each program computes one tile of the product over one part of k."""
+    await_inputs(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
@@ -259,4 +347,6 @@ def _coded(
             HALF=HALF,
             PRECISION=PRECISION,
         )
-    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    store_product(
+        product, out, sums, arrivals, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL, PARTS, JOIN
+    )

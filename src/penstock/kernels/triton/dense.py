@@ -1,4 +1,4 @@
-"""Products with dense weights, divided in one way for any number of rows, unlike cuBLAS's."""
+"""Products with dense weights. cuBLAS's are not divided in one way for any number of rows, and not launched early."""
 
 import torch
 import triton
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.epilogue import launch, store_product
+from penstock.kernels.triton.overlap import await_inputs
 from penstock.kernels.triton.tiles import precision, tile_product
 
 DEPTH_BYTES = 128  # of an iteration along k
@@ -40,6 +41,8 @@ def _dense(
     bias,
     residual,
     out,
+    sums,
+    arrivals,
     rows,
     n,
     width,
@@ -48,12 +51,16 @@ def _dense(
     span,  # length of a part of k
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    JOIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
     """Each program computes one tile of the product over one part of k."""
+    await_inputs(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
@@ -67,4 +74,6 @@ def _dense(
         left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
         product = tl.dot(left, right, product, input_precision=PRECISION)
-    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    store_product(
+        product, out, sums, arrivals, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL, PARTS, JOIN
+    )

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
+from penstock.kernels.triton.overlap import await_inputs
 from penstock.kernels.triton.quantized import QuantizedRows
 from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import QuantizedWeight
@@ -66,6 +67,8 @@ def _eight_bits(
     bias,
     residual,
     out,
+    sums,
+    arrivals,
     rows,
     n,
     width,
@@ -73,11 +76,15 @@ def _eight_bits(
     span,  # length of a part of k
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    JOIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
     """Each program computes one tile of the product over one part of k."""
+    await_inputs(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)
@@ -85,13 +92,15 @@ def _eight_bits(
     within = column < n
     lines = x + row.to(tl.int64)[:, None] * k
     columns = weight + column.to(tl.int64)[None, :] * k
-    sums = tl.zeros([ROWS, COLUMNS], tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
     for start in range(part * span, tl.minimum(part * span + span, k), DEPTH):
         at = start + tl.arange(0, DEPTH)
         left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, out_dtype=sums.dtype, max_num_imprecise_acc=DEPTH)
+        total = tl.dot(left, right, total, out_dtype=total.dtype, max_num_imprecise_acc=DEPTH)
     by_row = tl.load(x_scales + row, mask=real, other=0.0)[:, None]
     by_column = tl.load(scales + column, mask=within, other=0.0)[None, :]
-    product = sums.to(tl.float32) * by_row * by_column
-    store_product(product, out, row, column, part, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    product = total.to(tl.float32) * by_row * by_column
+    store_product(
+        product, out, sums, arrivals, row, column, rows, n, width, bias, residual, HAS_BIAS, HAS_RESIDUAL, PARTS, JOIN
+    )

@@ -9,6 +9,7 @@ from penstock.kernels.linear import DenseWeight
 from penstock.kernels.moe import route_by_scores
 from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutput
 from penstock.kernels.triton.grouped import ExpertStack, multiply
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.routing import route, sort_by_expert
 from penstock.kernels.triton.tiles import FIXED, Tile
 from penstock.kernels.triton.weights import SingleWeight
@@ -89,6 +90,7 @@ class TritonExperts:
             HAS_RESIDUAL=residual is not None,
             COLUMNS=COLUMNS,
             num_warps=4,
+            **overlap(),
         )
         return out
 
@@ -114,9 +116,11 @@ def _join(
     HAS_GATE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program sums some columns of a token: its experts' outputs, weighted and in the order of its slots, then the
     shared expert's output and the residual."""
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width

@@ -5,10 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
 
 COLUMNS = 1024  # per program
-QUANTIZED_COLUMNS = 4096  # per iteration of a program, which has a whole row
+# Columns per iteration of a program, which has a whole row, and warps: for few rows, and for many.
+FEW_QUANTIZED, MANY_QUANTIZED = (16384, 16), (4096, 8)
+FEW_ROWS = 132  # a multiprocessor of an H100 or H200 has one program
 
 
 def gate(gate_up: Tensor, activation: str) -> Tensor:
@@ -18,7 +21,9 @@ def gate(gate_up: Tensor, activation: str) -> Tensor:
     if rows:
         block = min(triton.next_power_of_2(width), COLUMNS)
         grid = (rows, triton.cdiv(width, block))
-        _gate[grid](gate_up, out, width, gate_up.stride(0), ACTIVATION=activation, COLUMNS=block, num_warps=4)
+        _gate[grid](
+            gate_up, out, width, gate_up.stride(0), ACTIVATION=activation, COLUMNS=block, num_warps=4, **overlap()
+        )
     return out
 
 
@@ -26,6 +31,7 @@ def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> Quan
     """`gate`, quantised to fp8 or int8, with the bits of quantize_rows."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = QuantizedRows.empty(gate_up, width, dtype)
+    most, warps = FEW_QUANTIZED if rows <= FEW_ROWS else MANY_QUANTIZED
     if rows:
         _quantized_gate[(rows,)](
             gate_up,
@@ -35,8 +41,9 @@ def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> Quan
             gate_up.stride(0),
             ACTIVATION=activation,
             LIMIT=LIMITS[dtype],
-            COLUMNS=min(triton.next_power_of_2(width), QUANTIZED_COLUMNS),
-            num_warps=8,
+            COLUMNS=min(triton.next_power_of_2(width), most),
+            num_warps=warps,
+            **overlap(),
         )
     return out
 
@@ -69,7 +76,8 @@ def _gated(gate_up, column, width, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gate(gate_up, out, width, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
+def _gate(gate_up, out, width, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     product = _gated(gate_up + row * stride, column, width, ACTIVATION)
@@ -78,9 +86,18 @@ def _gate(gate_up, out, width, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.con
 
 @triton.jit
 def _quantized_gate(
-    gate_up, values, scales, width, stride, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr
+    gate_up,
+    values,
+    scales,
+    width,
+    stride,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program computes one row twice, the second time from the cache."""
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros([COLUMNS], tl.float32)
     poison = tl.zeros([COLUMNS], tl.float32)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.triton.coded import add_run, constants, load_run
 from penstock.kernels.triton.gate import activate
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
@@ -66,6 +67,7 @@ def multiply(
         "COLUMNS": tile.columns,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **overlap(),
     }
     if isinstance(weight, CodedWeight):
         operands = x, weight.codes, *weight.factors, stack.bias, out, tiles.order, tiles.experts
@@ -130,8 +132,10 @@ def _grouped(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program computes a tile: some columns of one expert, for some of its rows."""
+    await_inputs(OVERLAP)
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -194,8 +198,10 @@ def _grouped_codes(
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """`_grouped` for codes (see coded.py). All experts' columns lie side by side."""
+    await_inputs(OVERLAP)
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return

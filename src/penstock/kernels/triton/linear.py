@@ -1,4 +1,4 @@
-"""Products with weights: dense ones by torch (cuBLAS on a GPU), quantised ones by Triton kernels."""
+"""Products with weights: dense ones of more than a few rows by torch (cuBLAS on a GPU), others by Triton kernels."""
 
 from dataclasses import replace
 
@@ -14,6 +14,8 @@ from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.quantized import QuantizedRows, quantize_rows
 from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, QuantizedWeight, Weight
+
+OWN_ROWS = 16  # so few rows are multiplied with dense weights by our kernel: it is launched early (see overlap.py)
 
 Rows = Tensor | QuantizedRows
 
@@ -90,8 +92,8 @@ class TritonLinear:
             return self._sections(x, weight, residual, dtype or x.dtype)
         if isinstance(weight, CodedWeight):
             return coded_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
-        if self._fixed:
-            return dense_linear(x, weight, residual, dtype or x.dtype)
+        if self._fixed or _are_few(x, weight.weight):
+            return dense_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
         product = F.linear(x, weight.weight, weight.bias)
         if residual is not None:
             product.add_(residual)
@@ -107,6 +109,11 @@ class TritonLinear:
             else:
                 columns.copy_(self._multiply(x, section, None, dtype))
         return out if residual is None else out.add_(residual)
+
+
+def _are_few(x: Tensor, weight: Tensor) -> bool:
+    plain = x.dim() == 2 and x.stride(1) == 1 and weight.is_contiguous()
+    return plain and len(x) <= OWN_ROWS and x.itemsize == 2
 
 
 def _quantized_rows(own: Tensor, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
 from penstock.kernels.triton.weights import QuantizedWeight
 
@@ -80,6 +81,7 @@ def _launch(
             LIMIT=0.0 if scales is None else LIMITS[normed.dtype],
             COLUMNS=block,
             num_warps=min(max(block // ELEMENTS_OF_WARP, 1), 16),
+            **overlap(),
         )
     return total
 
@@ -101,8 +103,10 @@ def _norm(
     SCALED: tl.constexpr,
     LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: not quantised
     COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program computes one row of contiguous tensors. It rounds where the reference does."""
+    await_inputs(OVERLAP)
     dtype = x.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, COLUMNS)

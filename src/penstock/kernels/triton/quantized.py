@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.overlap import await_inputs, overlap
+
 LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # the quantised value of a row's largest magnitude
 BLOCK = 4096  # columns per iteration
 WARPS = 8
@@ -33,7 +35,15 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
     if len(x):
         block = min(triton.next_power_of_2(x.shape[1]), BLOCK)
         _quantize_rows[(len(x),)](
-            x, out.values, out.scales, x.shape[1], x.stride(0), LIMIT=LIMITS[dtype], COLUMNS=block, num_warps=WARPS
+            x,
+            out.values,
+            out.scales,
+            x.shape[1],
+            x.stride(0),
+            LIMIT=LIMITS[dtype],
+            COLUMNS=block,
+            num_warps=WARPS,
+            **overlap(),
         )
     return out
 
@@ -56,8 +66,9 @@ def quantize(values, inverse, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _quantize_rows(x, values, scales, width, stride, LIMIT: tl.constexpr, COLUMNS: tl.constexpr):
+def _quantize_rows(x, values, scales, width, stride, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
     """Each program reads one row twice, the second time from the cache."""
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     largest = tl.zeros([COLUMNS], tl.float32)

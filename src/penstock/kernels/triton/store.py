@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config.facts import QueryTemperature
+from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.quantized import LIMITS, quantize, row_scale
 
 TILE_ELEMENTS = 1024  # per program of four warps
@@ -30,6 +31,7 @@ def rotation(positions: Tensor, frequencies: Tensor, temperature: QueryTemperatu
             FIRST=queries.first,
             HALF=block,
             num_warps=1,
+            **overlap(),
         )
     return out
 
@@ -85,14 +87,24 @@ def store(
         ROWS=rows,
         HALF=half,
         num_warps=4,
+        **overlap(),
     )
     return query
 
 
 @triton.jit
 def _rotation(
-    positions, frequencies, out, half, temperature, EVERY: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr
+    positions,
+    frequencies,
+    out,
+    half,
+    temperature,
+    EVERY: tl.constexpr,
+    FIRST: tl.constexpr,
+    HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, HALF)
     position = tl.load(positions + token)
@@ -145,9 +157,11 @@ def _store(
     LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: pages have qkv's dtype
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program computes some rows. A row is one head of one token: a query, key or value. A head is two halves,
     which the rotation exchanges."""
+    await_inputs(OVERLAP)
     dtype = qkv.dtype.element_ty
     width = heads + 2 * kv_heads
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
