@@ -317,7 +317,7 @@ def _coded(
     COLUMNS: tl.constexpr,
 ):
     """Each program computes one tile of the product over one part of k."""
-    await_inputs(OVERLAP)
+    await_inputs(OVERLAP, EARLY=False)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)

@@ -201,7 +201,7 @@ def _grouped_codes(
     OVERLAP: tl.constexpr,
 ):
     """`_grouped` for codes (see coded.py). All experts' columns lie side by side."""
-    await_inputs(OVERLAP)
+    await_inputs(OVERLAP, EARLY=False)
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return

@@ -15,14 +15,20 @@ def overlap() -> dict[str, bool]:
     if triton.knobs.runtime.interpret:
         return {"OVERLAP": False}
     target: Any = driver.active.get_current_target()
-    able = target.backend == "cuda" and target.arch >= 90
-    return {"OVERLAP": able, "launch_pdl": able}
+    if target.backend != "cuda" or target.arch < 90:
+        return {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True}
 
 
 @triton.jit
-def await_inputs(OVERLAP: tl.constexpr):
+def await_inputs(OVERLAP: tl.constexpr, EARLY: tl.constexpr = True):
     """Waits for all kernels that were launched before. Every program calls this before it reads or writes memory: so a
-    kernel ends after all kernels before it. From here on the next kernel may be launched."""
+    kernel ends after all kernels before it.
+
+    With EARLY the next kernel may be launched from here on, else at the end of this one. A product of which each
+    multiprocessor has several programs is not EARLY: if another follows, most of its programs are placed while this one
+    runs, and the last ones on the few multiprocessors that end first."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
