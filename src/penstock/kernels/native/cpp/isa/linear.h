@@ -130,13 +130,11 @@ void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const Row
     extent.see(values[0]);
     extent.see(values[1]);
     const Quantizer quantize(extent);
+    const I16 whole[2] = {quantize(values[0]), quantize(values[1])};
+    for (int half = 0; half < 2; ++half) DotBytes::put(pieces + i + 16 * half, whole[half]);
     uint32_t sums[2];  // without a sign, since those of a NaN overflow
-    for (int half = 0; half < 2; ++half) {
-      const I16 whole = quantize(values[half]);
-      DotBytes::put(pieces + i + 16 * half, whole);
-      sums[half] = static_cast<uint32_t>(sum(whole));
-    }
-    if (halves == 1) sums[0] += sums[1];
+    sums[0] = static_cast<uint32_t>(sum(halves == 1 ? add(whole[0], whole[1]) : whole[0]));
+    if (halves != 1) sums[1] = static_cast<uint32_t>(sum(whole[1]));
     for (int64_t half = 0; half < halves; ++half, ++span) {
       const float sum = quantize.scale * static_cast<float>(static_cast<int32_t>(sums[half]));
       out.put(span, quantize.scale, static_cast<int32_t>(0 - zero * sums[half]), sum);

@@ -126,7 +126,7 @@ struct Quantizer {
   F16 inverse;
 
   explicit Quantizer(const Extent& extent, float most_of_all = 127.0f)
-      : scale(largest(extent.most) / most_of_all + sum(extent.check)),
+      : scale(largest_or_nan(add(extent.most, extent.check)) / most_of_all),
         inverse(splat(scale > 0.0f ? 1.0f / scale : 0.0f)) {}
 
   template <class T>

@@ -98,6 +98,14 @@ inline float largest(F16 x) {
   four = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
+// Of values that are not negative. The bits of a NaN are a larger number than those of any other float.
+inline float largest_or_nan(F16 x) {
+  const __m256 low = _mm512_castps512_ps256(x), high = _mm512_extractf32x8_ps(x, 1);
+  const __m256i eight = _mm256_max_epu32(_mm256_castps_si256(low), _mm256_castps_si256(high));
+  __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
+}
 
 inline F16 widen_bf16(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
