@@ -119,7 +119,7 @@ struct RowFactors {
 
 // Quantises a row for a grouped weight, with a scale for every kGroupOfX values.
 template <class Dot, class T>
-void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const RowFactors& out) {
+void quantize_groups(const T* x, const Matrix& weight, typename Dot::Piece* pieces, const RowFactors& out) {
   const int64_t padded = padded_k(weight), halves = kGroupOfX / span_of(weight);
   const auto zero = static_cast<uint32_t>(weight.format.zero - Dot::kCentre);
   int64_t span = 0;
@@ -133,7 +133,7 @@ void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const Row
     uint32_t sums[2];  // without a sign, since those of a NaN overflow
     for (int half = 0; half < 2; ++half) {
       const I16 whole = quantize(values[half]);
-      DotBytes::put(pieces + i + 16 * half, whole);
+      Dot::put(pieces + i + 16 * half, whole);
       sums[half] = static_cast<uint32_t>(sum(whole));
     }
     if (halves == 1) sums[0] += sums[1];
@@ -171,7 +171,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   const auto convert = [&](int64_t row, const PanelRow& at, Word* out) -> const Word* {
     const T* x = static_cast<const T*>(op.x) + at.source * k;
     if constexpr (Grouped<Dot>) {
-      quantize_groups<Dot>(x, op.weight, reinterpret_cast<int8_t*>(out),
+      quantize_groups<Dot>(x, op.weight, reinterpret_cast<typename Dot::Piece*>(out),
                            {factors + at.panel * factor_stride + row - at.panel, at.height});
     } else if constexpr (Dot::kInteger) {
       quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(out), padded, factors + row * spans);
