@@ -362,7 +362,7 @@ inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>
 
 constexpr int kSums = 4;                // independent vectors of sums that hide the latency of an addition
 constexpr int kIntegerStreams = 4;      // blocks that one row of int16 reads side by side
-constexpr int kGroupedStreams = 2;      // the same for grouped weights, whose totals need registers too
+constexpr int kGroupedStreams = 1;      // the same for grouped weights
 constexpr int kPanelRows = 5;           // most rows that are multiplied together
 constexpr int64_t kWideRows = 12;       // from this many rows on, widening lines beforehand is faster
 constexpr int kWideHeights = 2;         // heights of panels that occur with so many rows
