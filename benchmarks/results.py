@@ -27,7 +27,7 @@ def provenance(peers: Mapping[str, str] | None = None) -> dict[str, Any]:
         "hardware": {
             "cpu": _processor(),
             "cores": CORES,
-            "isa": _instruction_set(),
+            **_instruction_sets(),
             "python": platform.python_version(),
         },
     }
@@ -97,12 +97,18 @@ def _output(command: list[str]) -> str:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    """The processor's name, family and model. Hypervisors often shorten the name, to "AMD EPYC" for example."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    if "model name" not in facts:
+        return platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family', '?')}, model {facts.get('model', '?')})"
 
 
-def _instruction_set() -> str:
-    """The instruction set of Penstock's native kernels on this machine; "none" if there are none for it."""
-    from penstock.kernels.native.loader import instruction_sets
+def _instruction_sets() -> dict[str, str]:
+    """The instruction set that Penstock's native kernels use ("none" if there are none for this machine), and the
+    processor's best one if that is another."""
+    from penstock.kernels.native.loader import instruction_sets, processor_sets
 
-    return next(iter(instruction_sets()), "none")
+    used, best = next(iter(instruction_sets()), "none"), next(iter(processor_sets()), "none")
+    return {"isa": used} if used == best else {"isa": used, "best_isa": best}

@@ -11,8 +11,11 @@ RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- made by tables.py -->\n", "<!-- end -->"
 ISAS = {"avx2": "AVX2", "avx512": "AVX512", "avx512_bf16": "AVX512 with BF16", "amx": "AMX"}
-MARK = "†"
-NOTE = f"{MARK} With speculation, whose drafts guess the repetitions of random weights: the figure is too high."
+DRAFTED, HELD = "†", "‡"
+NOTES = {
+    DRAFTED: "With speculation, whose drafts guess the repetitions of random weights: the figure is too high.",
+    HELD: "On a Zen 4 with a higher instruction set, held to this one, as were the peers.",
+}
 
 Figures = dict[str, Any]
 
@@ -34,7 +37,8 @@ def table(cases: tuple[str, ...], runs: list[tuple[str, Figures]]) -> str:
     lines.append("|---" * (len(cases) + 2) + "|")
     for name, figures in runs:
         peers = figures.get("peers", {})
-        label = f"`{name}`, {figures['commit']}"
+        held = f" {HELD}" if "best_isa" in figures["hardware"] else ""
+        label = f"`{name}`, {figures['commit']}{held}"
         for engine, rates in figures["tok_s"].items():
             ratios = figures["over_best_peer"].get(engine, {})
             runs_of = figures["last_run"].get(engine, {})
@@ -55,7 +59,7 @@ def cell(rate: float | None, ratio: float | None) -> str:
 def drafts(case: str, run: Figures | None) -> str:
     """A mark if one of our engines made a case's tokens in fewer steps than tokens: then it verified drafts."""
     tokens = int(case.rpartition("/")[2])
-    return f" {MARK}" if run is not None and run.get("steps", tokens) < tokens else ""
+    return f" {DRAFTED}" if run is not None and run.get("steps", tokens) < tokens else ""
 
 
 def tables() -> str:
@@ -63,8 +67,8 @@ def tables() -> str:
     for isa, title in ISAS.items():
         found = [table(cases, runs) for cases, runs in comparisons(isa).items()]
         text = "\n".join(found) if found else "Not measured.\n"
-        note = f"\n{NOTE}\n" if MARK in text else ""
-        parts.append(f"#### {title}\n\n{text}{note}")
+        notes = "".join(f"\n{mark} {note}\n" for mark, note in NOTES.items() if mark in text)
+        parts.append(f"#### {title}\n\n{text}{notes}")
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from penstock.kernels.native.build import CPP, digest
 from penstock.kernels.native.structs import PackJob, TaggedOp
 
 LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # tests use other builds
-LOWER = "PENSTOCK_ISA"  # for tests: names an instruction set below the best; "none": no native kernels
+LOWER = "PENSTOCK_ISA"  # for tests and benchmarks: an instruction set below the best; "none": no native kernels
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +62,26 @@ def built_from() -> str:
 
 
 @cache
-def instruction_sets() -> tuple[str, ...]:
-    """The instruction sets that were built and that this processor has, the best first, from PENSTOCK_ISA's on."""
+def processor_sets() -> tuple[str, ...]:
+    """The instruction sets that were built and that this processor has, the best first."""
     library = native_library()
     found: list[str] = []
     while library and (name := library.penstock_isa(len(found))):
         found.append(name.decode())
-    lower = os.environ.get(LOWER, "")
+    return tuple(found)
+
+
+@cache
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets that may be used, the best first: those of the processor, from PENSTOCK_ISA's on."""
+    found, lower = processor_sets(), os.environ.get(LOWER, "")
     if lower == "none":
         return ()
-    if lower and found:
-        if lower not in found:
-            raise ValueError(f"{LOWER}={lower}: this build and processor have {', '.join(found)} (or none)")
-        return tuple(found[found.index(lower) :])
-    return tuple(found)
+    if not lower or not found:
+        return found
+    if lower not in found:
+        raise ValueError(f"{LOWER}={lower}: this build and processor have {', '.join(found)} (or none)")
+    return found[found.index(lower) :]
 
 
 def pack_rows(job: PackJob) -> int:

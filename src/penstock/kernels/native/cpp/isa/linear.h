@@ -119,7 +119,7 @@ struct RowFactors {
 
 // Quantises a row for a grouped weight, with a scale for every kGroupOfX values.
 template <class Dot, class T>
-void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const RowFactors& out) {
+void quantize_groups(const T* x, const Matrix& weight, typename Dot::Piece* pieces, const RowFactors& out) {
   const int64_t padded = padded_k(weight), halves = kGroupOfX / span_of(weight);
   const auto zero = static_cast<uint32_t>(weight.format.zero - Dot::kCentre);
   int64_t span = 0;
@@ -131,7 +131,7 @@ void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const Row
     extent.see(values[1]);
     const Quantizer quantize(extent);
     const I16 whole[2] = {quantize(values[0]), quantize(values[1])};
-    for (int half = 0; half < 2; ++half) DotBytes::put(pieces + i + 16 * half, whole[half]);
+    for (int half = 0; half < 2; ++half) Dot::put(pieces + i + 16 * half, whole[half]);
     uint32_t sums[2];  // without a sign, since those of a NaN overflow
     sums[0] = static_cast<uint32_t>(sum(halves == 1 ? add(whole[0], whole[1]) : whole[0]));
     if (halves != 1) sums[1] = static_cast<uint32_t>(sum(whole[1]));
@@ -169,7 +169,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   const auto convert = [&](int64_t row, const PanelRow& at, Word* out) -> const Word* {
     const T* x = static_cast<const T*>(op.x) + at.source * k;
     if constexpr (Grouped<Dot>) {
-      quantize_groups<Dot>(x, op.weight, reinterpret_cast<int8_t*>(out),
+      quantize_groups<Dot>(x, op.weight, reinterpret_cast<typename Dot::Piece*>(out),
                            {factors + at.panel * factor_stride + row - at.panel, at.height});
     } else if constexpr (Dot::kInteger) {
       quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(out), padded, factors + row * spans);

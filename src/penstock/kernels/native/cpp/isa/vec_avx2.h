@@ -288,46 +288,60 @@ struct DotPage8 : DotPairs {  // for int8 pages
   }
 };
 
-// Codes of a grouped weight, less 128: int8. A word is four int8 of x, a lane four codes. `vpmaddubsw` needs a factor
-// without a sign: that is |code|, and x takes the code's sign. A pair of products is at most 2 x 128 x 127: exact in 16
-// bits.
-struct DotBytes {
+// Codes of a grouped weight as unsigned bytes, widened to 16 bits. A word is two int16 of x, which hold int8. A sum begins
+// with what subtracts the codes' zero from all of them. `vpmaddubsw` would save no instruction: two products of bytes fill
+// 16 bits, so each pair would be widened, and one factor must lose its sign.
+struct DotCodes : DotPairs {  // already widened
+  using Wide = DotCodes;
+  static constexpr int kCentre = 0;  // subtracted from codes when they are widened
+  static Vector begin(int32_t start) { return splat(start); }
+  static I16 end(Vector sums, int32_t) { return sums; }
+  static void put(Piece* pieces, I16 x) { DotPage8::put(pieces, x); }
+};
+
+// The low bytes of pairs, then the high ones.
+inline I16 widened_bytes(I16 bytes, int word) {
+  const __m256i low = _mm256_set1_epi16(255);
+  const auto one = [&](__m256i v) { return word == 0 ? _mm256_and_si256(v, low) : _mm256_srli_epi16(v, 8); };
+  return {one(bytes.low), one(bytes.high)};
+}
+
+struct DotBytes : DotCodes {
+  static constexpr int kWords = 2, kLineValues = 4;
+  static Vector widen(const uint8_t* line, int word) {
+    return widened_bytes(load(reinterpret_cast<const int32_t*>(line)), word);
+  }
+};
+
+// A lane has eight codes of four bits: the low nibbles, then the high ones.
+inline I16 nibbles(const uint8_t* line, int word) {
+  const I16 both = load(reinterpret_cast<const int32_t*>(line));
+  const __m256i low = _mm256_set1_epi8(15);
+  const auto one = [&](__m256i v) { return _mm256_and_si256(word == 0 ? v : _mm256_srli_epi32(v, 4), low); };
+  return {one(both.low), one(both.high)};
+}
+
+// The codes are places in a table of int8 (see table_of), to which 128 is added.
+template <Codes kCodes>
+struct DotTable : DotCodes {
+  static constexpr int kWords = 4, kLineValues = 8;
+  static Vector widen(const uint8_t* line, int word) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(kCodes)));
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+    const I16 places = nibbles(line, word / 2);
+    return widened_bytes({_mm256_shuffle_epi8(bytes, places.low), _mm256_shuffle_epi8(bytes, places.high)}, word % 2);
+  }
+};
+
+// Codes of four bits as bytes from 0 to 15. A word is four int8 of x. A lane holds two sums in 16 bits, each at most of
+// 32 / 4 pairs of products: 8 x 2 x 15 x 127 fit.
+struct DotSmall {  // already widened
   using Word = int32_t;
   using Piece = int8_t;
   using Vector = I16;
-  using Wide = DotBytes;
+  using Wide = DotSmall;
   static constexpr bool kInteger = true;
   static constexpr int kWords = 1, kLineValues = 4, kTileSums = 4;
-  static constexpr int kCentre = 128;  // subtracted from codes when they are widened
-  static Vector begin(int32_t start) { return splat(start); }
-  static I16 end(Vector sums, int32_t) { return sums; }
-  static Vector widen(const uint8_t* line, int) {
-    const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
-    const __m256i offset = _mm256_set1_epi8(-128);
-    return {_mm256_xor_si256(bytes.low, offset), _mm256_xor_si256(bytes.high, offset)};
-  }
-  static Vector multiply_add(Vector sums, Word x, Vector weights) {
-    const __m256i four = _mm256_set1_epi32(x), one = _mm256_set1_epi16(1);
-    const auto products = [&](__m256i w) {
-      return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w)), one);
-    };
-    asm("vpaddd %1, %0, %0" : "+x"(sums.low) : "x"(products(weights.low)));
-    asm("vpaddd %1, %0, %0" : "+x"(sums.high) : "x"(products(weights.high)));
-    return sums;
-  }
-  static void put(Piece* pieces, I16 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), to_bytes(x)); }
-};
-
-// The same, already widened.
-struct DotSigned : DotBytes {
-  using Wide = DotSigned;
-  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
-};
-
-// Codes of four bits as bytes from 0 to 15. A lane holds two sums in 16 bits, each at most of 32 / 4 pairs of products:
-// 8 x 2 x 15 x 127 fit.
-struct DotSmall : DotBytes {
-  using Wide = DotSmall;
   static constexpr int kCentre = 0;
   static_assert(kGroupOfX / 4 * 2 * 15 * 127 <= 32767);
   static Vector begin(int32_t) { return zero_i(); }
@@ -342,32 +356,12 @@ struct DotSmall : DotBytes {
     asm("vpaddw %1, %0, %0" : "+x"(sums.high) : "x"(_mm256_maddubs_epi16(weights.high, four)));
     return sums;
   }
+  static void put(Piece* pieces, I16 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), to_bytes(x)); }
 };
-
-// A lane has eight codes of four bits: the low nibbles, then the high ones.
-inline I16 nibbles(const uint8_t* line, int word) {
-  const I16 both = load(reinterpret_cast<const int32_t*>(line));
-  const __m256i low = _mm256_set1_epi8(15);
-  const auto one = [&](__m256i v) { return _mm256_and_si256(word == 0 ? v : _mm256_srli_epi32(v, 4), low); };
-  return {one(both.low), one(both.high)};
-}
 
 struct DotNibbles : DotSmall {
   static constexpr int kWords = 2, kLineValues = 8;
   static Vector widen(const uint8_t* line, int word) { return nibbles(line, word); }
-};
-
-// The codes are places in a table of int8 (see table_of).
-template <Codes kCodes>
-struct DotTable : DotBytes {
-  using Wide = DotSigned;
-  static constexpr int kWords = 2, kLineValues = 8;
-  static Vector widen(const uint8_t* line, int word) {
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(kCodes))));
-    const I16 places = nibbles(line, word);
-    return {_mm256_shuffle_epi8(table, places.low), _mm256_shuffle_epi8(table, places.high)};
-  }
 };
 
 // Prefetches a line into the L2 cache.
