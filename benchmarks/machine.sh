@@ -12,8 +12,8 @@
 # RUNS      how often each engine runs beside OpenVINO and vLLM, in turn (default: 2)
 # ONLY      names of the files to write, such as "compare step" (default: all of them, and the kernels' tests)
 #
-# PENSTOCK_ISA=avx2 measures AVX2 on a processor with AVX512. Then peers are held to AVX2 too, and the files name both
-# sets. OpenVINO and torch are held here. LLAMA must be a build for AVX2; vLLM cannot be held.
+# PENSTOCK_ISA=avx2 (or avx512) measures that set on a processor with a better one. Then peers are held to it too, and the
+# files name both sets. OpenVINO and torch are held here. LLAMA must be a build for the set; vLLM cannot be held.
 #
 # Figures go to benchmarks/results/ISA/, one file a command, and from there into the tables of benchmarks/README.md. A command
 # that fails or takes too long is named at the end, and the exit status is then 1; the other figures are written.
@@ -33,15 +33,20 @@ failed=()
 # Hold peers to a lower instruction set, as ours.
 held=()
 if [ "$isa" != "$best" ]; then
-    [ "$isa" = avx2 ] || { echo "PENSTOCK_ISA=$isa: peers can be held to avx2 alone; set avx2, or unset it" >&2; exit 2; }
+    case "$isa" in
+        avx2) sets=(AVX2 avx2 AVX2) define=(-DHELD_TO_AVX2) too_good=AVX512 ;;
+        avx512) sets=(AVX512_CORE_VNNI avx512 AVX512) define=() too_good=AVX512_BF16 ;;
+        *) echo "PENSTOCK_ISA=$isa: peers can be held to avx2 or avx512; set one of these, or unset it" >&2; exit 2 ;;
+    esac
     [ -z "${VLLM:-}" ] || { echo "VLLM: nothing holds vLLM to $isa; unset VLLM, or PENSTOCK_ISA" >&2; exit 2; }
-    export ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+    export ONEDNN_MAX_CPU_ISA="${sets[0]}" ATEN_CPU_CAPABILITY="${sets[1]}" MKL_ENABLE_INSTRUCTIONS="${sets[2]}"
     if [ -n "${OPENVINO:-}" ]; then
-        "${CXX:-c++}" -shared -fPIC -O1 -o "$models/openvino_avx2.so" $peers/openvino_avx2.cpp || exit 2
-        held=("LD_PRELOAD=$models/openvino_avx2.so")
+        library="$(realpath "$models")/openvino_held_to_$isa.so"
+        "${CXX:-c++}" -shared -fPIC -O1 "${define[@]}" -o "$library" $peers/openvino_held.cpp || exit 2
+        held=("LD_PRELOAD=$library")
     fi
-    if [ -n "${LLAMA:-}" ] && "$LLAMA" -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())' | grep -q AVX512; then
-        echo "LLAMA: this llama.cpp was built for AVX512; install a build for AVX2 (benchmarks/README.md has the command)" >&2
+    if [ -n "${LLAMA:-}" ] && "$LLAMA" -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())' | grep -q $too_good; then
+        echo "LLAMA: this llama.cpp was built for $too_good; install a build for $isa (benchmarks/README.md has a command)" >&2
         exit 2
     fi
 fi

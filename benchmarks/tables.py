@@ -14,7 +14,7 @@ ISAS = {"avx2": "AVX2", "avx512": "AVX512", "avx512_bf16": "AVX512 with BF16", "
 DRAFTED, HELD = "†", "‡"
 NOTES = {
     DRAFTED: "With speculation, whose drafts guess the repetitions of random weights: the figure is too high.",
-    HELD: "On a Zen 4 with a higher instruction set, held to this one, as were the peers.",
+    HELD: "On a processor with a better instruction set (`best_isa` in the file), held to this one, as were the peers.",
 }
 
 Figures = dict[str, Any]
