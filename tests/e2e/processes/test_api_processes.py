@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 from tests.engine.processes import alive, children, command_line
 
-STREAMS, TOKENS = 50, 120
+STREAMS, TOKENS = 50, 300  # enough to be running still when a fault comes, also on a busy machine
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
 FLAGS += ("--speculation", "off")  # drafts from earlier answers would end streams before all run at once
 FLAGS += ("--drain-timeout", f"{PATIENCE:g}")  # a busy machine needs longer than usual
@@ -69,7 +69,7 @@ async def streams_through(server: Server, fault: signal.Signals | None, pid: int
     """All streams; a process gets the signal while they run."""
     generated = metric(server, "generation_tokens_total")
     tasks = [asyncio.create_task(stream(server, seed)) for seed in range(STREAMS)]
-    await reaches(server, "generation_tokens_total", generated + STREAMS * TOKENS / 8)
+    await reaches(server, "generation_tokens_total", generated + STREAMS * TOKENS / 30)
     if fault is not None:
         os.kill(pid, fault)
     return await asyncio.gather(*tasks)
@@ -89,7 +89,7 @@ def test_both_processes_stream(server: Server, undisturbed: list[tuple[str, str]
 def test_streams_go_on_when_the_engine_is_killed(server: Server, undisturbed: list[tuple[str, str]]) -> None:
     restarts = metric(server, "engine_restarts_total")
     assert asyncio.run(streams_through(server, signal.SIGKILL, engine_pid(server))) == undisturbed
-    assert metric(server, "engine_restarts_total") == restarts + 1
+    wait_for(lambda: metric(server, "engine_restarts_total") == restarts + 1, PATIENCE, "the restart to be counted")
 
 
 def test_only_its_clients_see_that_a_process_is_killed(server: Server, undisturbed: list[tuple[str, str]]) -> None:
@@ -103,7 +103,7 @@ def test_only_its_clients_see_that_a_process_is_killed(server: Server, undisturb
     for _ in range(20):  # connections of the process that ended reach the new one
         assert server.get("/readyz").status_code == 200
     wait_for(lambda: not metric(server, "num_requests_running"), PATIENCE, "the requests of the process to be aborted")
-    assert metric(server, "generation_tokens_total") > before + STREAMS * TOKENS / 8
+    assert metric(server, "generation_tokens_total") > before + STREAMS * TOKENS / 30
 
 
 def test_a_process_counts_that_was_asked_for_its_counts_when_it_started(server: Server) -> None:
@@ -173,7 +173,7 @@ def test_sigterm_to_the_group_lets_streams_finish(server: Server) -> None:
     group = [server.process.pid, *children(server.process.pid)]
 
     async def ended() -> list[tuple[str, str]]:
-        tasks = [asyncio.create_task(stream(server, seed, 4 * TOKENS)) for seed in range(STREAMS)]
+        tasks = [asyncio.create_task(stream(server, seed, 480)) for seed in range(STREAMS)]
         await reaches(server, "num_requests_running", STREAMS)
         os.killpg(server.process.pid, signal.SIGTERM)
         return await asyncio.gather(*tasks)

@@ -138,6 +138,13 @@ inline int64_t row_groups(int64_t rows) {
   return groups < 1 ? 1 : groups;
 }
 
+// Lines that a run has a whole number of: those whose products share a scale.
+template <class Dot>
+int64_t run_unit(const Matrix& weight) {
+  if constexpr (HasSpans<Dot>) return Dot::kSpanLines;
+  else return Grouped<Dot> ? weight.format.group / Dot::kLineValues : 1;
+}
+
 // Multiplies a group of rows with blocks [begin, end), run by run. `next_piece`: lines that this thread probably reads
 // next.
 template <class Dot>
@@ -152,9 +159,10 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const int64_t high = panels.highest_of(last_panel) - panels.highest_of(first_panel);
   const PanelRange range{high, last_panel - first_panel - high};
   const int64_t row = panels.first_row(first_panel), row_count = panels.first_row(last_panel) - row;
-  // A run consists of whole groups of values. A single panel needs only one run.
-  const int64_t unit = Grouped<Dot> ? weight.format.group / Dot::kLineValues : 1;
-  const int64_t run_steps = panels.count == 1 ? steps : divide_up(run_words<Dot>() / Dot::kWords, unit) * unit;
+  // A run consists of whole groups of values, or spans. A single panel needs only one run. Runs are about equally long, so
+  // that each prefetches all of the next.
+  const int64_t runs = panels.count == 1 ? 1 : divide_up(x.stride, run_words<Dot>()), unit = run_unit<Dot>(weight);
+  const int64_t run_steps = divide_up(divide_up(steps, runs), unit) * unit;
   const int64_t height = panels.highest();
   const int64_t wide_words = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
   auto* own = reinterpret_cast<float*>(worker.own((wide_words + row_count * (end - begin) * kColumns) * sizeof(float)));
