@@ -8,6 +8,7 @@ _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 
 _DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
+_MINISTRAL_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -121,10 +122,7 @@ DENSE: Variants = {
         {
             "head_dim": 32,
             "rope_parameters": {
-                **YARN_ROPE,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
+                **_MINISTRAL_ROPE,
                 "original_max_position_embeddings": 256,
                 "factor": 2.0,
             },
@@ -136,10 +134,7 @@ DENSE: Variants = {
         {
             "head_dim": 32,
             "rope_parameters": {
-                **YARN_ROPE,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
+                **_MINISTRAL_ROPE,
                 "original_max_position_embeddings": 16,
                 "factor": 16.0,
             },

@@ -169,6 +169,17 @@ def add_run(
 
 
 @triton.jit
+def _load_half(codes, run, half: tl.constexpr, width, column, within, HALF_BYTES: tl.constexpr, HALF: tl.constexpr):
+    """Returns the codes [HALF, places] of one half of a run, for each place of `run`, `column` and `within`."""
+    if HALF_BYTES:
+        line = run[None, :] * HALF + tl.arange(0, HALF)[:, None]
+    else:
+        line = run[None, :] * (2 * HALF) + half * HALF + tl.arange(0, HALF)[:, None]
+    found = tl.load(codes + line.to(tl.int64) * width + column[None, :], mask=within[None, :], other=0)
+    return (found >> (4 * half)) & 15 if HALF_BYTES else found
+
+
+@triton.jit
 def _load_group(scales, super_scales, mins, super_mins, group, width, column, within, GROUP: tl.constexpr):
     """(scale, minimum) [columns] of a group in fp32. The minimum is 0.0 where there are none."""
     place = group.to(tl.int64) * width + column
@@ -227,14 +238,11 @@ def _rows(
     exists = (token >= 0) & (token < n)
     run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
     line = out + tl.program_id(0).to(tl.int64) * k
+    column = tl.zeros([RUNS], tl.int64) + token
+    within = exists & (run * (2 * HALF) < k)
     for half in tl.static_range(2):
         at = run[None, :] * (2 * HALF) + half * HALF + tl.arange(0, HALF)[:, None]
-        within = exists & (run * (2 * HALF) < k)
-        if HALF_BYTES:
-            place = run[None, :] * HALF + tl.arange(0, HALF)[:, None]
-            of_half = tl.load(codes + place.to(tl.int64) * n + token, mask=within[None, :], other=0) >> (4 * half) & 15
-        else:
-            of_half = tl.load(codes + at.to(tl.int64) * n + token, mask=within[None, :], other=0)
+        of_half = _load_half(codes, run, half, n, column, within, HALF_BYTES, HALF)
         group = (run * (2 * HALF) + half * HALF) // GROUP
         scale, least = _load_group(scales, super_scales, mins, super_mins, group, n, token, within, GROUP=GROUP)
         values = _widen(of_half, scale, least, mins is not None, TABLE, ZERO, out.dtype.element_ty)
@@ -267,17 +275,13 @@ def _widened(
     run = tl.program_id(0)
     own = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     column, within = first + own, own < count
+    runs = tl.zeros([COLUMNS], tl.int32) + run
     for half in tl.static_range(2):
         at = run * (2 * HALF) + half * HALF + tl.arange(0, HALF)
-        place = at
-        if HALF_BYTES:
-            place = run * HALF + tl.arange(0, HALF)
-        found = tl.load(codes + place.to(tl.int64)[:, None] * n + column[None, :], mask=within[None, :], other=0)
-        if HALF_BYTES:
-            found = (found >> (4 * half)) & 15
+        of_half = _load_half(codes, runs, half, n, column, within, HALF_BYTES, HALF)
         group = (run * (2 * HALF) + half * HALF) // GROUP
         scale, least = _load_group(scales, super_scales, mins, super_mins, group, n, column, within, GROUP=GROUP)
-        values = _widen(found, scale, least, mins is not None, TABLE, ZERO, out.dtype.element_ty)
+        values = _widen(of_half, scale, least, mins is not None, TABLE, ZERO, out.dtype.element_ty)
         target = out + at.to(tl.int64)[:, None] * count + own[None, :]
         tl.store(target, values, mask=within[None, :] & (at < k)[:, None])
 

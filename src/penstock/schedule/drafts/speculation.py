@@ -20,8 +20,8 @@ LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences 
 LOOK_SECONDS = 7e-6  # for one sequence
 # A look searches the texts for drafts in a step. After looks that gave no accepted drafts, some steps have no look.
 MOST_IDLE = 6  # steps from one look to the next, at most
-FIRST_LOOKS = 8  # looks after a prompt that may give no accepted drafts before steps have no look
-MOST_LOOKS = 64  # the same number after drafts that were accepted, at most
+FIRST_LOOKS = 8  # so many may give none after a prompt, before steps go without a look
+MOST_LOOKS = 64  # the same after drafts that were accepted, at most
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
