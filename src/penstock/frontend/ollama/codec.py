@@ -1,7 +1,8 @@
 """Encodes answers as Ollama does: one JSON object, or in a stream one on each line."""
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,6 +52,7 @@ class OllamaCodec:
         self._prompt_ids = part.request.prompt_ids
         self._ids: list[int] | None = [] if returns_context else None
         self._call: ReplyBlock | None = None  # a call whose arguments are not complete
+        self._call_numbers = itertools.count()
         self._reason = ""
 
     def opening(self, usage: Usage) -> bytes:
@@ -104,21 +106,20 @@ class OllamaCodec:
             yield self._call
         self._call = None
 
-    def _content(self, blocks: Iterable[ReplyBlock]) -> dict[str, Any]:
-        blocks = list(blocks)
+    def _content(self, blocks: Sequence[ReplyBlock]) -> dict[str, Any]:
         text = "".join(block.text for block in blocks if block.kind == "content")
         thinking = "".join(block.text for block in blocks if block.kind == "reasoning" and self._thinking)
-        calls = [
-            {"id": block.id, "function": {"index": i, "name": block.name, "arguments": parse_arguments(block.text)}}
-            for i, block in enumerate(blocks)
-            if block.kind == "call"
-        ]
+        calls = [self._tool_call(block) for block in blocks if block.kind == "call"]
         fields: dict[str, Any] = {"role": "assistant", "content": text} if self._chat else {"response": text}
         if thinking:
             fields["thinking"] = thinking
         if calls:
             fields["tool_calls"] = calls
         return {"message": fields} if self._chat else fields
+
+    def _tool_call(self, block: ReplyBlock) -> dict[str, Any]:
+        function = {"index": next(self._call_numbers), "name": block.name, "arguments": parse_arguments(block.text)}
+        return {"id": block.id, "function": function}
 
     def _logprobs(self, packed: bytes | bytearray) -> dict[str, Any]:
         if self._k is None or not packed:
