@@ -30,7 +30,7 @@ class EmbedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /api/embed. Those without a type are accepted without effect."""
 
     model: str
-    input: str | list[str]
+    input: str | list[str] = ""
     truncate: bool | None = None
     dimensions: int | None = None
     keep_alive: Any = None
@@ -41,7 +41,7 @@ class EmbeddingsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """The parameters of POST /api/embeddings, which is older."""
 
     model: str
-    prompt: str
+    prompt: str = ""
     keep_alive: Any = None
     options: Any = None
 
@@ -51,14 +51,16 @@ _embeddings = msgspec.json.Decoder(EmbeddingsFields)
 
 
 async def embed(body: bytes, context: RequestContext) -> bytes:
-    """The vectors of texts, of length 1. Raises APIError 400 or 404 that names the parameter."""
+    """The vectors of texts, of length 1; none for a request without texts, which means: load the model. Raises APIError
+    400 or 404 that names the parameter."""
     fields = decode(_embed, body)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     pooling = _pooling(context, fields.model)
     width = pooling.width if fields.dimensions is None else fields.dimensions
     if not 1 <= width <= pooling.width:
         raise invalid(f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}", "dimensions")
-    found, texts = await _vectors(context, pooling, inputs, "input", cut=fields.truncate is not False)
+    cut = fields.truncate is not False
+    found, texts = await _vectors(context, pooling, inputs if fields.input else [], "input", cut=cut)
     found = np.ascontiguousarray(normalized(found[:, :width]))
     answer = {
         "model": fields.model,
@@ -71,9 +73,13 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
 
 
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
-    """The vector of a text, as the model gives it. Raises APIError 400 or 404 that names the parameter."""
+    """The vector of a text, as the model gives it; an empty one without a text. Raises APIError 400 or 404 that names
+    the parameter."""
     fields = decode(_embeddings, body)
-    found, _ = await _vectors(context, _pooling(context, fields.model), [fields.prompt], "prompt", cut=True)
+    pooling = _pooling(context, fields.model)
+    if not fields.prompt:
+        return orjson.dumps({"embedding": []})
+    found, _ = await _vectors(context, pooling, [fields.prompt], "prompt", cut=True)
     return orjson.dumps({"embedding": np.ascontiguousarray(found[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -89,6 +95,8 @@ async def _vectors(
     context: RequestContext, pooling: PoolingFacts, inputs: list[str], param: str, *, cut: bool
 ) -> tuple[Vectors, list[TextTokens]]:
     """With `cut`, texts that are too long are cut."""
+    if not inputs:
+        return np.empty((0, pooling.width), np.float32), []
     check_count(len(inputs), param, context)
     reserve_vectors(len(inputs), pooling.width, context)
     prompt = pooling.prompts.get(pooling.default_prompt, "")
