@@ -210,14 +210,15 @@ async def scores(
     context: RequestContext,
     pooling: PoolingFacts,
     pairs: Sequence[tuple[str, str]],
-    param: str,
+    params: tuple[str, str],
     *,
     cut: int | None,
     cut_second: int | None = None,
     timeout: float | None = None,
 ) -> tuple[list[float], dict[str, int]]:
     """How well the second text of each pair fits the first, and the usage: the score of a classifier with one label, 0
-    to 1; or the cosine of two embeddings. `cut` and `cut_second`: see `encode`."""
+    to 1; or the cosine of two embeddings. `params` are the parameters that have the first texts and the second ones.
+    `cut` and `cut_second`: see `encode`."""
     if pooling.task == "classify":
         if len(pooling.labels) != 1:
             raise invalid(
@@ -225,14 +226,16 @@ async def scores(
                 "model",
                 "model_not_supported",
             )
-        texts = await encode(context, pairs, param, cut=cut, cut_second=cut_second)
+        texts = await encode(context, pairs, params[1], cut=cut, cut_second=cut_second)
         found = await vectors(context, texts, "rerank", timeout=timeout)
         return probabilities(found, "sigmoid")[:, 0].tolist(), token_usage(texts)
-    different = list(dict.fromkeys(text for pair in pairs for text in pair))
-    texts = await encode(context, [(text, None) for text in different], param, cut=cut)
+    firsts = list(dict.fromkeys(first for first, _ in pairs))  # often one query for all documents
+    seconds = [second for _, second in pairs]
+    texts = await encode(context, [(text, None) for text in firsts], params[0], cut=cut)
+    texts += await encode(context, [(text, None) for text in seconds], params[1], cut=cut, cut_second=cut_second)
     found = normalized(await vectors(context, texts, "rerank", timeout=timeout))
-    row = {text: i for i, text in enumerate(different)}
-    cosines = [float(found[row[first]] @ found[row[second]]) for first, second in pairs]
+    row = dict(zip(firsts, found, strict=False))
+    cosines = [float(row[first] @ second) for (first, _), second in zip(pairs, found[len(firsts) :], strict=True)]
     return cosines, token_usage(texts)
 
 

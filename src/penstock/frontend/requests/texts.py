@@ -56,7 +56,7 @@ async def encode(
     add_special_tokens: bool = True,
 ) -> list[TextTokens]:
     """The tokens of texts, or of pairs. With `cut` a text, or the second of a pair, is cut to so many tokens in all;
-    with `cut_second`, the second of a pair has at most so many of them.
+    with `cut_second`, it has at most so many of its own.
 
     Raises APIError 400, which names the text, for one that is empty, too long, or not valid Unicode.
     """

@@ -67,7 +67,13 @@ async def _rerank(body: bytes, context: RequestContext, *, return_documents: boo
             f"max_tokens_per_doc is {digits(fields.max_tokens_per_doc)}; it must be 1 or more", "max_tokens_per_doc"
         )
     found, usage = await scores(
-        context, pooling, pairs, "documents", cut=cut, cut_second=fields.max_tokens_per_doc, timeout=fields.timeout
+        context,
+        pooling,
+        pairs,
+        ("query", "documents"),
+        cut=cut,
+        cut_second=fields.max_tokens_per_doc,
+        timeout=fields.timeout,
     )
     order = sorted(range(len(found)), key=lambda i: (-found[i], i))[: fields.top_n]
     with_documents = return_documents if fields.return_documents is None else fields.return_documents

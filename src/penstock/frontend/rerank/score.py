@@ -39,7 +39,7 @@ async def score(body: bytes, context: RequestContext) -> bytes:
         )
     pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
     cut = cut_limit(fields.truncate_prompt_tokens, context)
-    found, usage = await scores(context, pooling, pairs, "text_2", cut=cut, timeout=fields.timeout)
+    found, usage = await scores(context, pooling, pairs, ("text_1", "text_2"), cut=cut, timeout=fields.timeout)
     data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
     return orjson.dumps(
         {
