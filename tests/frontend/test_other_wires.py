@@ -10,6 +10,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from penstock.config.facts import PoolingFacts
 from penstock.config.server import WIRE_NAMES
 from penstock.frontend.wires import WIRES
 from penstock.messages import EndsEngines, EngineError, QueueFull
@@ -22,6 +23,7 @@ FUNCTION = {"type": "function", "function": {"name": "now", "parameters": SCHEMA
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "Köln 🌧"}}\n</tool_call>'
 TEXT = f"<think>\nHm, 🌧.\n</think>\n\nI look.\n{CALL}{CALL}"
 THINKING = {"type": "enabled", "budget_tokens": 50}
+EMBEDS = PoolingFacts(task="embed", mode="mean", width=8, encoder=True)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
@@ -136,14 +138,14 @@ async def test_ollamas_messages(sites: Callable[..., Site], cut: int) -> None:
     site.says(TEXT, cuts=(cut,))
     body = {"model": NAME, "messages": USER, "tools": [FUNCTION]}
     whole = (await site.http.post("/api/chat", json={**body, "stream": False})).json()["message"]
-    calls = [call["function"]["arguments"] for call in whole["tool_calls"]]
-    assert (whole["thinking"], whole["content"], calls) == ("Hm, 🌧.", "I look.", [{"a": "Köln 🌧"}] * 2)
+    expected = [{"index": i, "name": "now", "arguments": {"a": "Köln 🌧"}} for i in range(2)]
+    assert (whole["thinking"], whole["content"]) == ("Hm, 🌧.", "I look.")
+    assert [call["function"] for call in whole["tool_calls"]] == expected
     lines = (await site.http.post("/api/chat", json=body)).text.splitlines()
     messages = [json.loads(line)["message"] for line in lines]
     assert "".join(message.get("thinking", "") for message in messages) == "Hm, 🌧."
     assert "".join(message["content"] for message in messages) == "I look."
-    found = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    assert [call["arguments"] for call in found] == [{"a": "Köln 🌧"}] * 2
+    assert [call["function"] for message in messages for call in message.get("tool_calls", ())] == expected
     quiet = (await site.http.post("/api/chat", json={**body, "stream": False, "think": False})).json()["message"]
     assert "thinking" not in quiet and quiet["content"] == "I look."
 
@@ -155,6 +157,39 @@ async def test_ollamas_stream_that_fails(sites: Callable[..., Site]) -> None:
     lines = (await site.http.post("/api/chat", json={"model": NAME, "messages": USER})).text.splitlines()
     assert json.loads(lines[-1]) == {"error": "NaN in the logits"}
     site.engine.row_error_after = None
+
+
+async def test_ollama_loads_an_embedding_model_by_an_empty_request(make_site: Callable[..., Site]) -> None:
+    site = make_site(pooling=EMBEDS)
+    for given in ({"input": ""}, {"input": []}, {}):
+        assert (await site.post("/api/embed", **given))["embeddings"] == []
+    for given in ({"prompt": ""}, {}):
+        assert await site.post("/api/embeddings", **given) == {"embedding": []}
+    assert not site.engine.requests
+
+
+async def test_documents_are_cut_for_a_model_that_embeds_them(make_site: Callable[..., Site]) -> None:
+    site = make_site(pooling=EMBEDS)
+    body = {"query": "hello world", "documents": ["this is a test", "this", "this is a test"]}
+    await site.post("/rerank", **body, max_tokens_per_doc=2)
+    query, *documents = (len(request.prompt_ids) for request in site.engine.requests)
+    assert query > 2 and documents and max(documents) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1] is empty"),
+        ("/rerank", {"query": "a", "documents": ["a", "b" * 20_000]}, "documents[1] has 20000 characters"),
+        ("/rerank", {"query": "a" * 20_000, "documents": ["b"]}, "query has 20000 characters"),
+        ("/score", {"text_1": "a", "text_2": ["a", "b", ""]}, "text_2[2] is empty"),
+    ],
+)
+async def test_errors_name_the_text_that_is_wrong(
+    make_site: Callable[..., Site], path: str, body: dict[str, Any], named: str
+) -> None:
+    response = await make_site(pooling=EMBEDS).http.post(path, json=body)
+    assert response.status_code == 400 and response.json()["message"].startswith(named)
 
 
 async def test_wires_can_be_turned_off(make_site: Callable[..., Site]) -> None:
