@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.batch import _answered, _open_answers
+
 REQUESTS = 40
 
 
@@ -98,6 +100,16 @@ def test_a_line_that_was_not_written_to_its_end_is_written_again(requests: Path,
     assert "interrupted: answered" in child.communicate()[1] and child.returncode == 130
     assert run(requests, answers)[0] == 0
     check(answers)
+
+
+def test_a_large_file_of_answers_is_read_in_a_moment(tmp_path: Path) -> None:
+    path, ids = tmp_path / "answers.jsonl", {f"r{i}" for i in range(3000)}
+    path.write_text("".join(json.dumps({"custom_id": one, "response": {"body": "x" * 1000}}) + "\n" for one in ids))
+    with _open_answers(path) as file:
+        began = time.thread_time()
+        assert _answered(file, ids, "answers.jsonl") == ids
+        assert time.thread_time() - began < 0.5
+        assert file.tell() == path.stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -151,20 +151,21 @@ def _answered(file: FileIO, ids: set[str], name: str) -> set[str]:
     decoder = msgspec.json.Decoder(AnswerLine)
     found: set[str] = set()
     end = 0
-    file.seek(0)
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            custom_id = decoder.decode(line).custom_id
-        except msgspec.DecodeError:
-            raise ValueError(f"{name}, line {number} is not an answer of a batch; name another file") from None
-        if custom_id not in ids or custom_id in found:
-            raise ValueError(
-                f"{name}, line {number} answers {custom_id[:100]!r}, which REQUESTS does not ask; name another file"
-            )
-        found.add(custom_id)
-        end += len(line)
+    with open(file.fileno(), "rb", closefd=False) as lines:  # `file` has no buffer: it would read each byte by itself
+        lines.seek(0)
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                custom_id = decoder.decode(line).custom_id
+            except msgspec.DecodeError:
+                raise ValueError(f"{name}, line {number} is not an answer of a batch; name another file") from None
+            if custom_id not in ids or custom_id in found:
+                raise ValueError(
+                    f"{name}, line {number} answers {custom_id[:100]!r}, which REQUESTS does not ask; name another file"
+                )
+            found.add(custom_id)
+            end += len(line)
     file.truncate(end)
     file.seek(0, os.SEEK_END)
     return found
