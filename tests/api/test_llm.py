@@ -122,7 +122,7 @@ def test_a_stream_that_is_left_early_is_aborted(llm: LLM) -> None:
 
 
 def test_embeddings_and_scores() -> None:
-    texts = ["a cat", "a kitten", "a lorry"] * 100  # more than a request may have
+    texts = ["a cat", "a kitten", "a lorry"] * 100  # more than the engine gets at a time
     with LLM("all-minilm-l6-v2", threads=1) as llm:
         vectors = [result.outputs.embedding for result in llm.embed(texts)]
         [alone] = llm.embed("a cat")
@@ -130,6 +130,7 @@ def test_embeddings_and_scores() -> None:
         scores = [result.outputs.score for result in llm.score("a cat", texts)]
         cosines = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors]
         assert scores == pytest.approx(cosines, abs=1e-5) and scores[1] > scores[2]
+        assert llm.score([], []) == llm.score("a cat", []) == llm.embed([]) == []
         with pytest.raises(ValueError, match="gives vectors, not text: use embed"):
             llm.generate("a")
         with pytest.raises(ValueError, match="input"):
@@ -148,7 +149,9 @@ def test_close_leaves_no_thread_and_no_process() -> None:
     assert llm.generate("Hello", GREEDY)[0].finished
     params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     assert llm.generate("Hello", params)[0].outputs[0].text in ("yes", "no")
-    assert set(children(os.getpid())) - children_before
+    with pytest.raises(ValueError, match="the maximum context length is 1024"):
+        llm.generate("a word " * 10_000, GREEDY)  # is tokenised in a process
+    assert len(set(children(os.getpid())) - children_before) == 2
     del llm
     gc.collect()
     assert set(children(os.getpid())) <= children_before

@@ -245,4 +245,4 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
 
     yield site
     for model in served:
-        model.grammars.close()
+        model.close()

@@ -11,6 +11,7 @@ from penstock.config import ConfigError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Start
 from penstock.messages import EngineError
+from penstock.text.prompts import EncodeText
 from tests.frontend.conftest import NAME, Site, until
 from tests.frontend.http.test_access import raw
 from tests.frontend.scripted import ScriptedClient
@@ -160,6 +161,16 @@ async def test_a_request_ends_on_the_version_it_began_with(site: Site) -> None:
     assert metric(site, 'penstock_reloads_total{result="refused"}') == "2.0"
     assert metric(site, 'penstock_request_success_total{finished_reason="length"') == "2.0"
     assert (await site.http.get("/readyz")).status_code == 200
+
+
+async def test_the_old_version_leaves_no_process(site: Site) -> None:
+    workers = site.app.serving.model.prompt_workers
+    await asyncio.to_thread(workers.encode, EncodeText("hello", add_special_tokens=True))
+    (process,) = workers._idle
+    after = Next(site)
+    after.loading.set()
+    assert (await site.http.post("/reload")).status_code == 200
+    await until(lambda: not process.runs)
 
 
 async def test_another_name_has_series_of_its_own(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -132,3 +133,15 @@ def test_a_tokenizer_whose_files_have_changed_is_not_loaded_again(
     assert workers.encode(question) == encoder.encode(question)
     assert "long prompts are tokenised by threads" in caplog.text
     assert not workers._idle
+
+
+def test_no_process_is_left_after_the_end() -> None:
+    """Not even that of a prompt whose client has gone, which a thread still encodes."""
+    _, workers = make(smollm2())
+    workers.encode(chat())
+    (idle,) = workers._idle
+    busy = threading.Thread(target=workers.encode, args=(chat(2000),))
+    busy.start()
+    workers.close()
+    busy.join()
+    assert not idle.runs and not workers._idle

@@ -157,7 +157,7 @@ class AsyncLLM:
         first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
         if len(first) not in (1, len(second)):
             raise ValueError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or as many")
-        first *= len(second) // len(first)
+        first *= len(second) // max(len(first), 1)
         found = self._in_parts(score, {"text_1": first, "text_2": second}, advance)
         return [ScoringRequestOutput(ScoringOutput(entry["score"])) async for entry in found]
 
@@ -215,7 +215,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Ends the engine and all requests in it."""
         await self._model.client.close()
-        self._model.grammars.close()
+        self._model.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -67,6 +67,11 @@ class ServedModel:
         object.__setattr__(self, "large_prompts", FewAtOnce(PROMPT_WORKERS))
         object.__setattr__(self, "grammar_checks", FewAtOnce(1))
 
+    def close(self) -> None:
+        """Ends the processes that check grammars and encode large prompts. The engine is not closed."""
+        self.grammars.close()
+        self.prompt_workers.close()
+
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""
         if name not in _NO_NAMES and name != self.name and name not in self.aliases:

@@ -137,7 +137,7 @@ class Serving:
         await old.unused()
         await old.model.client.close()
         old.series.ended(old.model.client, self.version.series)
-        old.model.grammars.close()
+        old.model.close()
         if self._old is old:
             self._old = None
         _log.info("%s %s has ended, after %.1f s", old.model.name, old.model.fingerprint, time.monotonic() - began)

@@ -151,7 +151,7 @@ class Follower:
 
 async def _end(model: ServedModel) -> None:
     await model.client.close()
-    model.grammars.close()
+    model.close()
 
 
 async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:

@@ -44,6 +44,7 @@ class PromptWorkers:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
+        self._closed = False
         self._setup: bytes | None = None  # None: there are no processes
         if tokenizer.path is not None:
             path, state = str(Path(tokenizer.path).resolve()), tokenizer.files_state
@@ -66,15 +67,20 @@ class PromptWorkers:
                 f"takes more than {self._seconds:g} s of processor time, or too much memory, to tokenise; shorten it"
             )
         with self._lock:
-            self._idle.append(process)
+            kept = not self._closed
+            if kept:
+                self._idle.append(process)
+        if not kept:
+            process.kill()
         found = msgspec.json.decode(answer, type=Encoded | Refused)
         if isinstance(found, Refused):
             raise _ERRORS[found.error](found.message)
         return found
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the processes: the idle ones now, the others after their prompts."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for process in idle:
             process.kill()
