@@ -218,3 +218,10 @@ async def test_tokens_are_taken_one_by_one_where_it_matters(
     answer = await site.http.post(path, json={"model": NAME, **ask, **options})
     assert answer.status_code == 200
     assert site.engine.gathered == [gathered]
+
+
+async def test_a_route_with_parameters_in_its_path_says_when_to_come_again(site: Site) -> None:
+    site.engine.refusal = EngineError("the engine has died")
+    for path, ask in ((f"/v2/models/{NAME}/generate", {"text_input": "a"}), ("/v1/completions", {"prompt": "a"})):
+        response = await site.http.post(path, json=ask)
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"

@@ -73,7 +73,7 @@ def create_app(
         [*probes.routes(), *AdminRoutes(serving, serving.reloads if siblings is None else siblings).routes()], paths
     )
     template = _templates(rest.router.routes)
-    errors = _Errors(paths, template)
+    errors = _Errors(paths, template, limits.retry_after)
     errors.answer_for(rest)
     routes = [route for wire in wires for route in wire.routes]
     is_local = not config.api_key and config.host.strip("[]") in _LOOPBACK
@@ -132,9 +132,10 @@ def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlet
 class _Errors:
     """Errors as answers, each in the format of the wire that its path belongs to; OpenAI's elsewhere."""
 
-    def __init__(self, paths: Mapping[str, PathApp], template: Callable[[str], str]) -> None:
+    def __init__(self, paths: Mapping[str, PathApp], template: Callable[[str], str], retry_after: int) -> None:
         self._paths = {_shown(path): app for path, app in paths.items()}
         self._template = template
+        self._retry_after = retry_after
 
     def answer_for(self, app: Starlette) -> None:
         """Answers all errors of `app`."""
@@ -148,7 +149,8 @@ class _Errors:
         return encoded
 
     async def _answer(self, request: Request, error: Exception) -> Response:
-        known = as_api_error(_routing_error(request, error) if isinstance(error, HTTPException) else error, 0)
+        error = _routing_error(request, error) if isinstance(error, HTTPException) else error
+        known = as_api_error(error, self._retry_after)
         encoded = self.encode(known, request.scope)
         response = Response(encoded.body, encoded.status, media_type="application/json")
         response.raw_headers += known.http_headers()
