@@ -59,7 +59,7 @@ def test_infer(server: Server) -> None:
     ("path", "body", "status", "message"),
     [
         ("/v2/models/llama/generate", ASK, 404, "'llama' is not served here"),
-        (f"{MODEL}/versions/2/generate", ASK, 400, "version '2' is not served"),
+        (f"{MODEL}/versions/2/generate", ASK, 404, "version '2' is not served"),
         (f"{MODEL}/generate", {"text_input": "x", "max_tokens": 1, "parameters": {"max_tokens": 2}}, 400, "differ"),
         (f"{MODEL}/generate", {"text_input": "x", "parameters": {"max_token": 2}}, 400, "'parameters.max_token'"),
         (f"{MODEL}/infer", {"inputs": []}, 400, "text_input is missing"),

@@ -166,7 +166,8 @@ def fails(call: Any, says: str, *arguments: Any, code: str = "", **more: Any) ->
 def shows_errors(client: triton.InferenceServerClient) -> None:
     ask = partial(fails, client.infer)
     ask("'llama' is not served here", "llama", inputs(PROMPT), code="NOT_FOUND")
-    ask("version '2' is not served", MODEL, inputs(PROMPT), model_version="2", code="INVALID_ARGUMENT")
+    ask("version '2' is not served", MODEL, inputs(PROMPT), model_version="2", code="NOT_FOUND")
+    assert not client.is_model_ready(MODEL, "2")
     ask("text_input is missing", MODEL, [tensor("sampling_parameters", "{}")], code="INVALID_ARGUMENT")
     ask("input 'x' is unknown", MODEL, [tensor("text_input", "a"), tensor("x", "a")], code="INVALID_ARGUMENT")
     ask("one text", MODEL, [_two("text_input")], code="INVALID_ARGUMENT")

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
@@ -37,7 +37,7 @@ def check_path(context: RequestContext) -> str:
     context.model.check_name(name)
     version = context.path.get("version", VERSION)
     if version != VERSION:
-        raise invalid(f"version {version[:40]!r} is not served here; this server has version {VERSION!r}", "version")
+        raise APIError(404, f"version {version[:40]!r} is not served here; this server has version {VERSION!r}")
     return name
 
 
