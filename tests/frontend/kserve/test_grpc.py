@@ -97,6 +97,27 @@ async def test_answers_and_streams(site: Site) -> None:
     assert site.app.lifecycle.in_flight == 0
 
 
+@pytest.mark.parametrize("said", ["hello world", ""])
+async def test_the_last_answer_of_a_stream_says_so(site: Site, said: str) -> None:
+    site.says(said, cuts=(2,))
+    async with serving(site) as (channel, _):
+        call = stream(channel)
+        await call.write(request(id="a", stream=True, max_tokens=40))
+        await call.done_writing()
+        answers = [event.infer_response async for event in call]
+    assert "".join(map(text, answers)) == said
+    assert [answer.parameters[0].value.bool_param for answer in answers] == [False] * (len(answers) - 1) + [True]
+
+
+async def test_a_version_that_is_not_served_is_not_ready(site: Site) -> None:
+    async with serving(site) as (channel, _):
+        path = "/inference.GRPCInferenceService/ModelReady"
+        name, ready = MESSAGES["ModelName"], MESSAGES["Ready"]
+        ask = channel.unary_unary(path, name.SerializeToString, ready.FromString)
+        versions = ("", "1", "2")
+        assert [(await ask(name(name=NAME, version=one))).ready for one in versions] == [True, True, False]
+
+
 async def test_a_cancelled_call_ends_in_the_engine(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.says("hello world", ends=False)
     site.engine.gate = asyncio.Event()

@@ -10,6 +10,8 @@ from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.http.sse import STREAM_TYPE, sse_event
 from penstock.frontend.kserve.errors import error_body
 
+FINAL = "triton_final_response"  # the parameter of a stream's last answer
+
 
 class GenerateCodec:
     """Encodes answers of generate: the whole text, or in a stream the text of each event."""
@@ -25,7 +27,9 @@ class GenerateCodec:
         return sse_event(self._encode(self._echo)) if self._echo else b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
-        return sse_event(self._encode(update.text)) if update.text else b""
+        """An event with new text. The last one may have none."""
+        last = update.finish_reason is not None
+        return sse_event(self._encode(update.text, last=last)) if update.text or last else b""
 
     def closing(self, usage: Usage) -> bytes:
         return b""
@@ -36,13 +40,14 @@ class GenerateCodec:
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         return self._encode(self._echo + answers[0].text)
 
-    def _encode(self, text: str) -> bytes:
+    def _encode(self, text: str, *, last: bool = False) -> bytes:
         return orjson.dumps({**self._head, "text_output": text})
 
 
 class InferCodec(GenerateCodec):
     """Encodes answers of infer, whose text is a tensor."""
 
-    def _encode(self, text: str) -> bytes:
+    def _encode(self, text: str, *, last: bool = False) -> bytes:
+        fields = {**self._head, "parameters": {FINAL: True}} if last else self._head
         output = {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}
-        return orjson.dumps({**self._head, "outputs": [output]})
+        return orjson.dumps({**fields, "outputs": [output]})

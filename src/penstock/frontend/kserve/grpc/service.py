@@ -25,7 +25,7 @@ from penstock.frontend.kserve.grpc.messages import (
     SERVING,
 )
 from penstock.frontend.kserve.grpc.parts import check_parts
-from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer
+from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer, stream_answer
 
 _LOOK_SECONDS = 0.5  # between looks at the health of a server that is watched
 _MAX_WATCHES = 64  # of the server's health at a time; they need no key
@@ -170,7 +170,7 @@ class _Infer:
             await write(_stream_error(request, error.message))
             return
         if inputs.streams:
-            reply = _StreamedReply(request, write)
+            reply = _StreamedReply(request, write, ends=not inputs.empty_final)
             await self._calls.send(context, unread, path + "/infer_stream", body, reply.send)
             failed = await reply.end()
             if inputs.empty_final and not failed:
@@ -184,9 +184,10 @@ class _Infer:
 
 
 class _StreamedReply:
-    """Sends the events of an HTTP answer as messages."""
+    """Sends the events of an HTTP answer as messages. With `ends`, the last event is the last message."""
 
-    def __init__(self, request: Any, write: Callable[[Any], Awaitable[None]]) -> None:
+    def __init__(self, request: Any, write: Callable[[Any], Awaitable[None]], *, ends: bool) -> None:
+        self._ends = ends
         self._request = request
         self._write = write
         self._start: Message = {}
@@ -204,7 +205,7 @@ class _StreamedReply:
                     self._failed = True
                     await self._write(_stream_error(self._request, str(orjson.loads(data)["error"])))
                 else:
-                    await self._write(MESSAGES["StreamAnswer"](infer_response=infer_answer(data, final=False)))
+                    await self._write(MESSAGES["StreamAnswer"](infer_response=stream_answer(data, ends=self._ends)))
 
     async def end(self) -> bool:
         """Sends the error if there was one. Returns whether the request failed."""

@@ -6,11 +6,10 @@ from typing import Any
 import orjson
 
 from penstock.frontend.errors import invalid
+from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.grpc.messages import MESSAGES
 
-# Parameters of Triton's own that are no sampling parameters.
-EMPTY_FINAL = "triton_enable_empty_final_response"
-FINAL = "triton_final_response"
+EMPTY_FINAL = "triton_enable_empty_final_response"  # a parameter of a request that is no sampling parameter
 
 _MAX_PARTS = 64  # inputs, parameters or outputs of a request
 _MAX_ELEMENTS = 2  # that are read of a tensor: the route takes one, and refuses two
@@ -58,7 +57,16 @@ class InferInputs:
 def infer_answer(body: bytes, *, final: bool | None = None) -> Any:
     """The message for an answer of the HTTP route. `final` says whether it is the last one of its request, for clients
     of streams; None: it is not said."""
-    fields = orjson.loads(body)
+    return _infer_answer(orjson.loads(body), final)
+
+
+def stream_answer(event: bytes, *, ends: bool) -> Any:
+    """The message for an event of the HTTP route's stream. With `ends`, the last event is the last answer."""
+    fields = orjson.loads(event)
+    return _infer_answer(fields, ends and "parameters" in fields)
+
+
+def _infer_answer(fields: dict[str, Any], final: bool | None) -> Any:
     answer = _answer(fields["model_name"], fields["model_version"], fields.get("id", ""), final)
     for output in fields["outputs"]:
         answer.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
