@@ -49,7 +49,8 @@ async def test_streams_however_tokens_arrive(sites: Callable[..., Site], cut: in
     assert all(event["choices"][0]["logprobs"] is None for event in events[:-1])
     usage = events[-1]["usage"]
     thoughts = len(site.tokenizer.encode("<think>\nHm, 🌧.\n</think>"))
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": thoughts}
+    predicted = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert usage["completion_tokens_details"] == {**predicted, "reasoning_tokens": thoughts}
     assert usage["completion_tokens"] == len(ids) + 1
 
 

@@ -7,7 +7,7 @@ _USAGE = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int),
     "prompt_tokens_details": {"cached_tokens": int},
     "completion_tokens_details": dict.fromkeys(
-        ("accepted_prediction_tokens?", "rejected_prediction_tokens?", "reasoning_tokens?"), int
+        ("accepted_prediction_tokens", "rejected_prediction_tokens", "reasoning_tokens?"), int
     ),
 }
 _PROMPT_LOGPROBS = [({str: {"logprob": float, "rank": int, "decoded_token": str}}, None)]

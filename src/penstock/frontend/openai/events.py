@@ -65,5 +65,5 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         },
     }
     if usage.reasoning_tokens is not None:
-        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+        fields["completion_tokens_details"]["reasoning_tokens"] = usage.reasoning_tokens
     return fields
