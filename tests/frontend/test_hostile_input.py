@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from penstock.frontend import RequestLimits, ServedModel
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
-from penstock.frontend.requests.pooling import encode
+from penstock.frontend.requests.texts import encode_texts
 from penstock.frontend.requests.tools import parse_arguments
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
@@ -152,4 +152,4 @@ async def test_a_query_is_counted_once_for_each_document(tokenizers: tuple[Token
     context = RequestContext(model, limits, id="1", created=1, path={}, headers=(), metrics=metrics)
     pairs = [("q" * 200, "d")] * 10
     with pytest.raises(APIError, match="have 2010 characters together; the limit is 2000"):
-        await encode(context, pairs, "documents")
+        await encode_texts(context, pairs, "documents")

@@ -9,7 +9,7 @@ from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_t
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.http.body import decode
 from penstock.frontend.requests.chat import ChatRequest, encode_messages, prepare_chat
-from penstock.frontend.requests.sampling import GenerationOptions, check_options
+from penstock.frontend.requests.sampling import GenerationOptions, check_options, given_sampling, stop_strings
 
 _messages = msgspec.json.Decoder(MessageFields)
 _prompts = msgspec.json.Decoder(PromptFields)
@@ -19,11 +19,8 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_messages, body)
     context.model.check_name(fields.model)
-    sampling = {"temperature": fields.temperature, "top_k": fields.top_k, "top_p": fields.top_p}
     options = GenerationOptions(
-        stop=tuple(fields.stop_sequences or ()),
-        seed=fields.seed,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        stop=stop_strings(fields.stop_sequences), seed=fields.seed, sampling=given_sampling(fields)
     )
     check_options(options, context.limits)
     use = read_tools(fields, context.model, context.limits)

@@ -1,7 +1,7 @@
 """Turns Anthropic's messages, tools and thinking into those that chat templates take."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from penstock.frontend.anthropic.fields import ContentBlock, Message, OutputFormat, PromptFields
 from penstock.frontend.errors import invalid
@@ -10,7 +10,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import GrammarSource
-from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.reply import ToolChoice, ToolUse
 from penstock.frontend.requests.tools import (
     check_arguments,
     check_budget,
@@ -22,12 +22,7 @@ from penstock.frontend.requests.tools import (
 )
 from penstock.frontend.served import ServedModel
 
-_CHOICES: Mapping[str, Literal["auto", "required", "named", "none"]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "named",
-    "none": "none",
-}
+_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _THINKING = ("enabled", "adaptive", "disabled")
 
 

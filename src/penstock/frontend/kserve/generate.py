@@ -10,14 +10,17 @@ from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
 from penstock.frontend.requests.prompts import encode_text
-from penstock.frontend.requests.sampling import GenerationOptions, check_options, make_parts, output_limit
+from penstock.frontend.requests.sampling import (
+    GenerationOptions,
+    check_options,
+    given_sampling,
+    make_parts,
+    output_limit,
+    stop_strings,
+)
 
 VERSION = "1"  # of the one model
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 _decoder = msgspec.json.Decoder(GenerateFields)
 
 
@@ -45,7 +48,7 @@ async def read_text(
     text: str,
     parameters: Parameters,
     context: RequestContext,
-    codec: type["GenerateCodec"],
+    codec: type[GenerateCodec],
     answer_id: str | None,
     streams: bool,
 ) -> Call:
@@ -55,11 +58,8 @@ async def read_text(
         raise invalid(
             f"id has {len(answer_id)} characters; the limit is {context.limits.max_id_chars}: shorten it", "id"
         )
-    stop = parameters.stop
     options = GenerationOptions(
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-        seed=parameters.seed,
-        sampling={key: value for key in _SAMPLING if (value := getattr(parameters, key)) is not None},
+        stop=stop_strings(parameters.stop), seed=parameters.seed, sampling=given_sampling(parameters)
     )
     check_options(options, context.limits)
     ids = await encode_text(context.model, text, add_special_tokens=True, param="text_input")

@@ -22,7 +22,7 @@ from penstock.frontend.requests.pooling import (
     vectors,
     wrong_task,
 )
-from penstock.frontend.requests.texts import encode
+from penstock.frontend.requests.texts import encode_texts
 from penstock.text import TextTokens
 
 
@@ -101,5 +101,5 @@ async def _vectors(
     reserve_vectors(len(inputs), pooling.width, context)
     prompt = pooling.prompts.get(pooling.default_prompt, "")
     pairs = [(prompt + text if text else "", None) for text in inputs]
-    texts = await encode(context, pairs, param, cut=context.model.max_model_len if cut else None)
+    texts = await encode_texts(context, pairs, param, cut=context.model.max_model_len if cut else None)
     return await vectors(context, texts, "embeddings"), texts

@@ -14,7 +14,7 @@ from penstock.frontend.ollama.fields import Options, RequestFields
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reply import ToolUse
-from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options
+from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options, stop_strings
 from penstock.frontend.requests.tools import reasoning_variables
 from penstock.frontend.served import ServedModel
 
@@ -34,7 +34,7 @@ def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOpti
     given = fields.options or Options()
     refuse_unsupported(given, "options.")
     options = GenerationOptions(
-        stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
+        stop=stop_strings(given.stop),
         seed=None if given.seed == -1 else given.seed,
         sampling={ours: value for name, ours in SAMPLING_NAMES.items() if (value := getattr(given, name)) is not None},
     )

@@ -27,7 +27,7 @@ from penstock.frontend.requests.pooling import (
 )
 from penstock.frontend.requests.prompts import check_ids
 from penstock.frontend.requests.sampling import check_priority
-from penstock.frontend.requests.texts import encode
+from penstock.frontend.requests.texts import encode_texts
 from penstock.text import TextTokens
 
 
@@ -112,7 +112,7 @@ async def _encode(
         prompt = pooling.prompts.get(name, "")
         pairs = [(prompt + str(text) if text else "", None) for text in inputs]
         special = fields.add_special_tokens is not False
-        return await encode(context, pairs, "input", cut=cut, add_special_tokens=special)
+        return await encode_texts(context, pairs, "input", cut=cut, add_special_tokens=special)
     if fields.prompt_name is not None:
         raise invalid("prompt_name needs texts, but input has token ids; leave it out", "prompt_name")
     every = [TextTokens(tuple(ids if cut is None else ids[:cut])) for ids in inputs if not isinstance(ids, str)]

@@ -4,12 +4,12 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import SamplingFields
-from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options
-
-# Parameters that SamplingParams has under the same name and with the same meaning.
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+from penstock.frontend.requests.sampling import (
+    GenerationOptions,
+    check_logprobs,
+    check_options,
+    given_sampling,
+    stop_strings,
 )
 
 
@@ -20,9 +20,9 @@ def read_options(fields: SamplingFields, limits: RequestLimits) -> GenerationOpt
         raise invalid("stream_options needs stream: true; set it, or leave stream_options out", "stream_options")
     options = GenerationOptions(
         n=1 if fields.n is None else fields.n,
-        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        stop=stop_strings(fields.stop),
         seed=fields.seed,
-        sampling={name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None},
+        sampling=given_sampling(fields),
         logit_bias=fields.logit_bias or {},
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         include_stop=bool(fields.include_stop_str_in_output),

@@ -1,46 +1,29 @@
 """Reads the tools of chat requests, and writes tool calls and reasoning as OpenAI does."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
 from penstock.frontend.requests.reply import ToolUse, join_parts
-from penstock.frontend.requests.tools import check_arguments, check_budget, check_calls, check_tools, use_tools
+from penstock.frontend.requests.tools import (
+    check_arguments,
+    check_budget,
+    check_calls,
+    check_tools,
+    read_choice,
+    use_tools,
+)
 from penstock.frontend.served import ServedModel
 from penstock.text.calls import Part
-
-_CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto", "required": "required"}
 
 
 def read_tools(fields: ChatFields, model: ServedModel, limits: RequestLimits) -> ToolUse:
     """Returns the tools that the answer may call. Raises APIError 400 that names the parameter."""
     tools = check_tools(fields.tools, limits)
-    choice, name = _choice(fields.tool_choice)
+    choice, name = read_choice(fields.tool_choice, "function")
     return use_tools(model, tools, choice, name, parallel=fields.parallel_tool_calls is not False)
-
-
-def _choice(choice: str | dict[str, Any] | None) -> tuple[Literal["none", "auto", "required", "named"], str]:
-    """Returns the choice, and the name of the tool if it is a named one."""
-    if choice is None:
-        return "auto", ""
-    if isinstance(choice, str):
-        if choice not in _CHOICES:
-            raise invalid(
-                f"tool_choice is {choice[:40]!r}; it must be none, auto, required, or "
-                '{"type": "function", "function": {"name": ...}}',
-                "tool_choice",
-            )
-        return _CHOICES[choice], ""
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if choice.get("type") != "function" or not isinstance(name, str):
-        raise invalid(
-            'tool_choice must be none, auto, required, or {"type": "function", "function": {"name": ...}}',
-            "tool_choice",
-        )
-    return "named", name
 
 
 def message_calls(calls: Sequence[MessageToolCall], where: str, limits: RequestLimits) -> list[dict[str, Any]]:

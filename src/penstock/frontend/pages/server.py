@@ -6,16 +6,13 @@ import orjson
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.requests.ranges import RANGES
+from penstock.frontend.requests.sampling import SAMPLING
 from penstock.messages import SamplingParams
 from penstock.messages.limits import MAX_STOP_TOKENS
 from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
 
-_DEFAULTS = (
-    *("temperature", "top_p", "top_k", "min_p", "min_tokens"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 _LIMITS = (
     *("max_choices", "max_logprobs", "max_stop_strings", "max_stop_chars", "max_logit_bias", "max_tools"),
     *("max_tool_bytes", "max_body_bytes"),
@@ -39,7 +36,9 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "chat": model.tokenizer.chat_template is not None,
             "tools": model.chat_format.tools is not None,
             "reasoning": model.chat_format.reasoning is not None,
-            "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
+            "defaults": {
+                name: model.defaults.get(name, getattr(own, name)) for name in SAMPLING if name != "ignore_eos"
+            },
             "ranges": RANGES,
             "limits": {
                 **{name: getattr(limits, name) for name in _LIMITS},

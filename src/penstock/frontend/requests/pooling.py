@@ -14,7 +14,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
 from penstock.frontend.requests.deadlines import deadlines
-from penstock.frontend.requests.texts import encode
+from penstock.frontend.requests.texts import encode_texts
 from penstock.frontend.served import ServedModel
 from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, SamplingParams
 from penstock.text import TextTokens
@@ -99,14 +99,26 @@ async def vectors(
 ) -> Vectors:
     """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. `timeout` is the request's, in
     seconds. Raises what the engine raises, and GenerationFailed for a text that failed; the others are then aborted."""
-    began = context.start or time.monotonic()
-    due = deadlines(context, timeout, None)
+    deadline, first_token_deadline = deadlines(context, timeout, None)
     found: list[bytes] = [b""] * len(texts)
     todo = iter(range(len(texts)))
 
     async def work() -> None:
         for i in todo:
-            found[i] = await _vector(context, i, texts[i], began, operation, salt, priority, due)
+            request = GenerateRequest(
+                request_id=f"{context.id}-{i}",
+                prompt_ids=texts[i].ids,
+                sampling=SamplingParams(seed=0, max_tokens=1),
+                pooling=PoolingParams(texts[i].second),
+                cache_salt=context.salt(salt),
+                tenant=context.tenant,
+                priority=priority,
+                arrival=time.monotonic(),
+                deadline=deadline,
+                first_token_deadline=first_token_deadline,
+                model_revision=context.model.client.info.revision,
+            )
+            found[i] = await _vector(context, request, operation)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -114,42 +126,19 @@ async def vectors(
                 group.create_task(work())
     except* Exception as errors:
         raise _first(errors) from None
-    context.metrics.request_finished(operation, time.monotonic() - began)
+    context.metrics.request_finished(operation, time.monotonic() - context.start)
     return np.frombuffer(b"".join(found), np.float32).reshape(len(texts), -1)
 
 
-async def _vector(
-    context: RequestContext,
-    index: int,
-    text: TextTokens,
-    began: float,
-    operation: str,
-    salt: str | None,
-    priority: int,
-    due: tuple[float | None, float | None],
-) -> bytes:
-    model, metrics = context.model, context.metrics
-    request = GenerateRequest(
-        request_id=f"{context.id}-{index}",
-        prompt_ids=text.ids,
-        sampling=SamplingParams(seed=0, max_tokens=1),
-        pooling=PoolingParams(text.second),
-        cache_salt=context.salt(salt),
-        tenant=context.tenant,
-        priority=priority,
-        arrival=time.monotonic(),
-        deadline=due[0],
-        first_token_deadline=due[1],
-        model_revision=model.client.info.revision,
-    )
-    ended = False
+async def _vector(context: RequestContext, request: GenerateRequest, operation: str) -> bytes:
+    metrics, ended = context.metrics, False
     try:
-        async with aclosing(cast(Any, model.client.generate(request))) as deltas:
+        async with aclosing(cast(Any, context.model.client.generate(request))) as deltas:
             async for delta in deltas:
                 if delta.error or not delta.pooled:
                     raise GenerationFailed(delta.error or "the engine aborted the request; send it again")
                 ended = True
-                metrics.request_prefilled(operation, len(text.ids), time.monotonic() - began)
+                metrics.request_prefilled(operation, len(request.prompt_ids), time.monotonic() - context.start)
                 metrics.choice_finished(operation, "stop", 0, 0.0)
                 if delta.timing is not None:
                     metrics.engine_timed(delta.timing)
@@ -218,7 +207,7 @@ async def scores(
 ) -> tuple[list[float], dict[str, int]]:
     """How well the second text of each pair fits the first, and the usage: the score of a classifier with one label, 0
     to 1; or the cosine of two embeddings. `params` are the parameters that have the first texts and the second ones.
-    `cut` and `cut_second`: see `encode`."""
+    `cut` and `cut_second`: see `encode_texts`."""
     if pooling.task == "classify":
         if len(pooling.labels) != 1:
             raise invalid(
@@ -226,13 +215,13 @@ async def scores(
                 "model",
                 "model_not_supported",
             )
-        texts = await encode(context, pairs, params[1], cut=cut, cut_second=cut_second)
+        texts = await encode_texts(context, pairs, params[1], cut=cut, cut_second=cut_second)
         found = await vectors(context, texts, "rerank", timeout=timeout)
         return probabilities(found, "sigmoid")[:, 0].tolist(), token_usage(texts)
     firsts = list(dict.fromkeys(first for first, _ in pairs))  # often one query for all documents
     seconds = [second for _, second in pairs]
-    texts = await encode(context, [(text, None) for text in firsts], params[0], cut=cut)
-    texts += await encode(context, [(text, None) for text in seconds], params[1], cut=cut, cut_second=cut_second)
+    texts = await encode_texts(context, [(text, None) for text in firsts], params[0], cut=cut)
+    texts += await encode_texts(context, [(text, None) for text in seconds], params[1], cut=cut, cut_second=cut_second)
     found = normalized(await vectors(context, texts, "rerank", timeout=timeout))
     row = dict(zip(firsts, found, strict=False))
     cosines = [float(row[first] @ second) for (first, _), second in zip(pairs, found[len(firsts) :], strict=True)]

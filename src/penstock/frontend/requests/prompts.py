@@ -21,7 +21,8 @@ async def encode_text(
     tokens, or that is not valid Unicode. `most` tokens are encoded, or two contexts if that is more."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
-    ids = (await encode(model, EncodeText(text, add_special_tokens, most), len(text), param, chars=len(text))).ids
+    question, size = EncodeText(text, add_special_tokens, most), len(text)
+    ids = (await encode_prompt(model, question, size, param, chars=size)).ids
     if not ids:
         raise invalid(f"{param} has no tokens; send text that has at least one", param, "empty_prompt")
     return ids
@@ -47,10 +48,12 @@ async def encode_chat(
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
     question = EncodeChat(messages, tools, add_generation_prompt, continue_final_message, add_special_tokens, variables)
     size = sum(len(message["content"] or "") for message in messages)
-    return await encode(model, question, body_size, "messages", chars=size)
+    return await encode_prompt(model, question, body_size, "messages", chars=size)
 
 
-async def encode(model: ServedModel, question: PromptQuestion, size: int, param: str, *, chars: int = 0) -> Encoded:
+async def encode_prompt(
+    model: ServedModel, question: PromptQuestion, size: int, param: str, *, chars: int = 0
+) -> Encoded:
     """The token ids of a prompt of so many characters; `size` is the amount of work. Raises APIError 400.
 
     Large ones are encoded in a process that is killed when it takes too long.

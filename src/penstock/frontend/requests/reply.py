@@ -24,6 +24,7 @@ from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
 
 ANY_TEXT = Grammar("any", "")
+ToolChoice = Literal["auto", "required", "named", "none"]
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
     tools: Sequence[Mapping[str, Any]] = ()  # as templates show them: {"type": "function", "function": {...}}
     schemas: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)  # of arguments, by the tool's name
-    choice: Literal["auto", "required", "named", "none"] = "none"
+    choice: ToolChoice = "none"
     name: str = ""  # of the one tool, if the choice is named
     parallel: bool = True
 

@@ -16,6 +16,11 @@ from penstock.frontend.requests.deadlines import check_timeout, deadlines
 from penstock.frontend.requests.prompts import tokens_left
 from penstock.messages import GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
 
+# Parameters that SamplingParams has under the same name and with the same meaning.
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 _INT32 = 2**31 - 1
 
 
@@ -34,6 +39,16 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     timeout: float | None = None  # seconds to the last token
     first_token_timeout: float | None = None
+
+
+def given_sampling(fields: msgspec.Struct) -> dict[str, Any]:
+    """Returns the parameters of SAMPLING that a request sets. A wire need not have all of them."""
+    return {name: value for name in SAMPLING if (value := getattr(fields, name, None)) is not None}
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the stop strings of a request, which may send one, several or none."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def check_options(options: GenerationOptions, limits: RequestLimits) -> None:

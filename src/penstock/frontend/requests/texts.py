@@ -7,8 +7,7 @@ from typing import NamedTuple
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.requests.prompts import LARGE
-from penstock.frontend.requests.prompts import encode as encode_prompt
+from penstock.frontend.requests.prompts import LARGE, encode_prompt
 from penstock.text import TextTokens, TokenizerError
 from penstock.text.prompts import CHARS_PER_TOKEN, Encoded, EncodePair, PromptEncoder
 
@@ -46,7 +45,7 @@ class _Limits(NamedTuple):
         return tokens
 
 
-async def encode(
+async def encode_texts(
     context: RequestContext,
     texts: Sequence[tuple[str, str | None]],
     param: str,

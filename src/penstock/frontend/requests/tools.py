@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import orjson
 from pydantic_core import from_json
 
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.reply import ToolChoice, ToolUse
 from penstock.frontend.served import ServedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LONG_NUMBER = re.compile(r"\d{19}")  # shorter integers have fewer than 64 bits
+_CHOICES: Mapping[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -70,10 +71,29 @@ def check_tools(
     return known
 
 
+def read_choice(choice: str | Mapping[str, Any] | None, within: str = "") -> tuple[ToolChoice, str]:
+    """Returns the choice of tools as OpenAI's APIs have it, and the name of the tool if it is a named one. Raises
+    APIError 400.
+
+    `within` is the field of a named choice that has the name, if the choice itself does not have it.
+    """
+    if choice is None:
+        return "auto", ""
+    if isinstance(choice, str) and choice in _CHOICES:
+        return _CHOICES[choice], ""
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        holder = choice.get(within) if within else choice
+        if isinstance(holder, dict) and isinstance(holder.get("name"), str):
+            return "named", holder["name"]
+    form = f'{{"type": "function", "{within}": {{"name": ...}}}}' if within else '{"type": "function", "name": ...}'
+    shown = f"{choice[:40]!r}" if isinstance(choice, str) else "of another form"
+    raise invalid(f"tool_choice is {shown}; it must be none, auto, required, or {form}", "tool_choice")
+
+
 def use_tools(
     model: ServedModel,
     tools: Mapping[str, Mapping[str, Any]],
-    choice: Literal["auto", "required", "named", "none"],
+    choice: ToolChoice,
     name: str,
     *,
     parallel: bool,

@@ -22,7 +22,7 @@ from penstock.frontend.requests.pooling import (
     vectors,
     wrong_task,
 )
-from penstock.frontend.requests.texts import encode
+from penstock.frontend.requests.texts import encode_texts
 
 
 class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     check_count(len(inputs), "input", context)
     reserve_vectors(len(inputs), pooling.width, context)
-    texts = await encode(
+    texts = await encode_texts(
         context, [(text, None) for text in inputs], "input", cut=cut_limit(fields.truncate_prompt_tokens, context)
     )
     found = await vectors(context, texts, "classify", timeout=fields.timeout)

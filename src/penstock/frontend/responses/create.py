@@ -15,7 +15,7 @@ from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.requests.chat import ChatRequest, encode_messages, prepare_chat
 from penstock.frontend.requests.metadata import check_metadata
 from penstock.frontend.requests.reply import ToolUse
-from penstock.frontend.requests.sampling import GenerationOptions, check_options
+from penstock.frontend.requests.sampling import GenerationOptions, check_options, given_sampling
 from penstock.frontend.responses.codec import ResponseCodec
 from penstock.frontend.responses.fields import INCLUDABLE, Item, PromptFields, ResponseFields, TextFields
 from penstock.frontend.responses.items import stored_items
@@ -43,12 +43,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
         if name not in INCLUDABLE:
             where = f"include[{i}]"
             raise invalid(f"{where} is {name[:60]!r}; this server has {INCLUDABLE[0]}", where, "unsupported_parameter")
-    sampling = {name: getattr(fields, name) for name in ("temperature", "top_p", "top_k")}
-    options = GenerationOptions(
-        seed=fields.seed,
-        sampling={name: value for name, value in sampling.items() if value is not None},
-        priority=fields.priority or 0,
-    )
+    options = GenerationOptions(seed=fields.seed, sampling=given_sampling(fields), priority=fields.priority or 0)
     check_options(options, limits)
     metadata = check_metadata(fields.metadata)
     use = read_tools(fields, context.model, limits)

@@ -1,7 +1,7 @@
 """Turns the items, tools and formats of a response's request into those that chat templates take."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
@@ -13,6 +13,7 @@ from penstock.frontend.requests.tools import (
     check_arguments,
     check_calls,
     check_tools,
+    read_choice,
     reasoning_variables,
     use_tools,
 )
@@ -22,7 +23,6 @@ from penstock.frontend.served import ServedModel
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-_CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto", "required": "required"}
 
 
 async def read_prompt(
@@ -57,8 +57,8 @@ def read_tools(fields: PromptFields, model: ServedModel, limits: RequestLimits) 
         function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
         tools.append({"type": "function", "function": function})
     known = check_tools(tools, limits, within="")
-    choice, wanted = _choice(fields.tool_choice)
-    return use_tools(model, known, choice, wanted, parallel=fields.parallel_tool_calls is not False)
+    choice, name = read_choice(fields.tool_choice)
+    return use_tools(model, known, choice, name, parallel=fields.parallel_tool_calls is not False)
 
 
 def read_grammar(fields: PromptFields) -> GrammarSource | None:
@@ -80,16 +80,6 @@ def read_grammar(fields: PromptFields) -> GrammarSource | None:
         name = "text.format.schema"
         raise invalid(f"{name} is missing; send a JSON schema", name, "missing_parameter")
     return GrammarSource("json_schema", bytes(wanted.schema).decode(), "text.format.schema")
-
-
-def _choice(choice: str | dict[str, Any] | None) -> tuple[Literal["none", "auto", "required", "named"], str]:
-    if choice is None:
-        return "auto", ""
-    if isinstance(choice, str) and choice in _CHOICES:
-        return _CHOICES[choice], ""
-    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
-        return "named", choice["name"]
-    raise invalid('tool_choice must be none, auto, required, or {"type": "function", "name": ...}', "tool_choice")
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str, limits: RequestLimits) -> None:

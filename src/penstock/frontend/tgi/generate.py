@@ -11,14 +11,15 @@ from penstock.frontend.requests.sampling import (
     GenerationOptions,
     check_logprobs,
     check_options,
+    given_sampling,
     make_parts,
     output_limit,
+    stop_strings,
 )
 from penstock.frontend.tgi.codec import GenerateCodec
 from penstock.frontend.tgi.fields import GenerateFields, GrammarFields, Parameters
 
 _DEFAULT_MAX_TOKENS = 100  # as in TGI
-_SAMPLING = ("temperature", "top_k", "top_p")  # each of these makes TGI sample
 _decoder = msgspec.json.Decoder(GenerateFields)
 
 
@@ -41,13 +42,9 @@ async def read_any(body: bytes, context: RequestContext) -> Call:
 async def _read(fields: GenerateFields, context: RequestContext, *, streams: bool, in_list: bool = False) -> Call:
     given = fields.parameters or Parameters()
     refuse_unsupported(given, "parameters.")
-    sampling = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
-    if "temperature" not in sampling:
-        sampling["temperature"] = 1.0 if given.do_sample or sampling else 0.0
-    for name in ("repetition_penalty", "frequency_penalty"):
-        if (value := getattr(given, name)) is not None:
-            sampling[name] = value
-    options = GenerationOptions(stop=tuple(given.stop or ()), seed=given.seed, sampling=sampling)
+    samples = given.do_sample or given.top_k is not None or given.top_p is not None
+    sampling = {"temperature": 1.0 if samples else 0.0, **given_sampling(given)}
+    options = GenerationOptions(stop=stop_strings(given.stop), seed=given.seed, sampling=sampling)
     check_options(options, context.limits)
     k = given.top_n_tokens or 0
     check_logprobs(k, "parameters.top_n_tokens", context.limits)
