@@ -83,7 +83,7 @@ def create_app(
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
-        api_keys=[config.api_key] if config.api_key else [],
+        api_key=config.api_key,
         admin_key=config.admin_key,
         is_local=is_local,
         allowed_hosts=(*_LOOPBACK, *config.allowed_host) if is_local or config.allowed_host else (),
@@ -145,8 +145,7 @@ class _Errors:
     def encode(self, error: APIError, scope: Scope | None) -> Answer:
         path = None if scope is None else self._paths.get(self._template(scope["path"]))
         wire = OPENAI if path is None or scope is None else path.wire(scope)
-        encoded: Answer = wire.package.encode_error(error)
-        return encoded
+        return wire.encode_error(error)
 
     async def _answer(self, request: Request, error: Exception) -> Response:
         error = _routing_error(request, error) if isinstance(error, HTTPException) else error

@@ -83,8 +83,7 @@ class LocalRequests:
             failure = as_api_error(error, self._limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
-            encoded: Answer = wire.package.encode_error(failure)
-            return encoded
+            return wire.encode_error(failure)
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """Like `answer`, but waits while the queue is full, and while the engine is started again."""

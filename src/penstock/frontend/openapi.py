@@ -212,7 +212,7 @@ def _fields(
 def _failures(wire: Wire, statuses: Mapping[int, str]) -> dict[str, Any]:
     """The errors of a route, with the statuses and the schema of its wire."""
     schema = _reference(_ERROR_OF.get(wire.name, _OPENAI))
-    found = {wire.package.encode_error(APIError(status, "")).status: text for status, text in statuses.items()}
+    found = {wire.encode_error(APIError(status, "")).status: text for status, text in statuses.items()}
     return {
         str(status): {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in sorted(found.items())

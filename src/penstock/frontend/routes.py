@@ -37,7 +37,7 @@ from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.serving import Serving, Version
 from penstock.frontend.siblings import Siblings
-from penstock.frontend.sockets import serve_socket
+from penstock.frontend.sockets import SocketSession
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import Wire, WireRoute
@@ -107,14 +107,14 @@ class Site:
             headers=scope["headers"],
             metrics=version.metrics,
             seed=self.seed,
-            start=request_info(scope).start,
+            start=info.start,
             store=self.store,
             query=scope.get("query_string", b""),
             storage=self.storage,
             wake_batches=self.wake_batches,
             siblings=self.siblings,
             held=held,
-            unread=request_info(scope).unread,
+            unread=info.unread,
         )
 
 
@@ -264,10 +264,9 @@ class _SocketRoute(_Route):
         if scope["type"] != "websocket":
             message = f"{scope['path']} is for WebSockets; open one with a WebSocket client"
             raise APIError(426, message, code="upgrade_required", headers={"upgrade": "websocket"})
-        package = self._wire.package
-        codec = getattr(package, self._function)()
-        site = self._site
-        await serve_socket(scope, receive, send, codec, site.limits, site.bodies, site.unread, package.encode_error)
+        codec, site = getattr(self._wire.package, self._function)(), self._site
+        encode_error = self._wire.encode_error
+        await SocketSession(scope, send, codec, site.limits, site.bodies, site.unread, encode_error).run(receive)
 
 
 class _UploadRoute(_Route):

@@ -62,27 +62,9 @@ class SocketCodec(Protocol):
         ...
 
 
-async def serve_socket(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    codec: SocketCodec,
-    limits: RequestLimits,
-    bodies: ByteBudget,
-    unread: ByteBudget,
-    encode_error: Callable[[APIError], Answer],
-) -> None:
-    """Accepts a handshake, and returns when the socket is closed and its requests have ended."""
-    await receive()  # the handshake
-    await send({"type": "websocket.accept", "subprotocol": _subprotocol(scope)})
-    socket = _Socket(scope, send, codec, limits, bodies, unread, encode_error)
-    async with asyncio.TaskGroup() as tasks:
-        while (message := await receive())["type"] == "websocket.receive":
-            await socket.take(message, tasks)
-        socket.close()
+class SocketSession:
+    """One WebSocket, from its handshake to its end."""
 
-
-class _Socket:
     def __init__(
         self,
         scope: Scope,
@@ -106,7 +88,16 @@ class _Socket:
         self._turns = asyncio.Semaphore(codec.at_once or limits.max_socket_requests)
         self._closed = False
 
-    async def take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
+    async def run(self, receive: Receive) -> None:
+        """Accepts the handshake, and returns when the socket is closed and its requests have ended."""
+        await receive()  # the handshake
+        await self._send({"type": "websocket.accept", "subprotocol": _subprotocol(self._scope)})
+        async with asyncio.TaskGroup() as tasks:
+            while (message := await receive())["type"] == "websocket.receive":
+                await self._take(message, tasks)
+            self._close()
+
+    async def _take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
         """Begins or cancels a request. Waits only for its turn to count the parts of a large message, and if the
         message is wrong and the client does not read its answers."""
         text: str | None = message.get("text")
@@ -134,7 +125,7 @@ class _Socket:
         self._requests[key] = request
         tasks.create_task(self._run(key, request, waiting))
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Aborts all requests."""
         self._closed = True
         for request in self._requests.values():

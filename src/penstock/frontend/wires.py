@@ -6,7 +6,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from penstock.frontend.http.asgi import Scope, header
+from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import Answer, Scope, header
 
 # The signature of a route's function:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
@@ -47,6 +48,10 @@ class Wire:
     @cached_property
     def package(self) -> Any:
         return self._load()
+
+    def encode_error(self, error: APIError) -> Answer:
+        encoded: Answer = self.package.encode_error(error)
+        return encoded
 
 
 def _names_version(scope: Scope) -> bool:
