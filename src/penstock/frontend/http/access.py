@@ -100,7 +100,7 @@ class Access:
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
-        api_keys: Sequence[str],
+        api_key: str | None,
         admin_key: str | None,
         is_local: bool,
         allowed_hosts: Sequence[str],
@@ -109,11 +109,11 @@ class Access:
         retry_after: Callable[[], int],
         bodies: ByteBudget,
         unread: ByteBudget,
-        cors_origins: Sequence[str] = (),
-        is_socket: Callable[[bytes], bool] = lambda path: False,
-        is_page: Callable[[bytes], bool] = lambda path: False,
-        quiet: Collection[str] = (),
-        background: Background | None = None,
+        cors_origins: Sequence[str],
+        is_socket: Callable[[bytes], bool],
+        is_page: Callable[[bytes], bool],
+        quiet: Collection[str],
+        background: Background | None,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -134,7 +134,7 @@ class Access:
         self._app = app
         self._metrics = metrics
         self.limits = limits
-        self._keys = tuple(_digest(key.encode()) for key in api_keys)
+        self._key = _digest(api_key.encode()) if api_key else None
         self._is_local = is_local
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
@@ -192,7 +192,7 @@ class Access:
                 return
             is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
-            if (origin is None and (is_socket or not self._keys)) or is_admin:
+            if (origin is None and (is_socket or self._key is None)) or is_admin:
                 check_site(scope)
             if is_admin:
                 self._check_admin(bearer(scope))
@@ -272,14 +272,11 @@ class Access:
             raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
     def _tenant(self, key: bytes) -> str:
-        """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
-        if not self._keys:
+        """A name for the key's holder, or "" if no key is set. Raises APIError 401."""
+        if self._key is None:
             return ""
         digest = _digest(key)
-        known = False
-        for other in self._keys:  # no early exit, so that the time does not depend on the key
-            known |= hmac.compare_digest(digest, other)
-        if not known:
+        if not hmac.compare_digest(digest, self._key):
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return _tenant_of(digest)
 
@@ -296,8 +293,12 @@ class Access:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
         if info.trace is not None:
-            info.trace.attributes |= {"http.request.method": method, "http.route": route}
-            info.trace.attributes |= {"penstock.request_id": info.request_id, "gen_ai.response.id": info.answer_id}
+            info.trace.attributes |= {
+                "http.request.method": method,
+                "http.route": route,
+                "penstock.request_id": info.request_id,
+                "gen_ai.response.id": info.answer_id,
+            }
             info.trace.end(code)
         if (
             route.encode() in OPEN_PATHS

@@ -61,9 +61,9 @@ async def read_upload(scope: Scope, receive: Receive, limits: RequestLimits) -> 
     length = most
     for name, value in scope["headers"]:
         if name == b"content-length":
-            length = int(value) if value.isdigit() and len(value) < 20 else most + 1
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
+            length = _length(value, most)
+        elif name == b"content-encoding":
+            _check_encoding(value)
     if length > most:
         message = f"the body has {length} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
         raise APIError(413, message, code="file_too_large", close=True)
@@ -115,11 +115,10 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits, an
     typed = any_type
     for name, value in headers:
         if name == b"content-length":
-            length = int(value) if value.isdigit() and len(value) < 20 else limits.max_body_bytes + 1
-            if length > limits.max_body_bytes:
+            if _length(value, limits.max_body_bytes) > limits.max_body_bytes:
                 raise _too_large(limits)
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
+        elif name == b"content-encoding":
+            _check_encoding(value)
         elif name == b"content-type":
             typed = True
             if not (any_type or _is_json(value)):
@@ -127,6 +126,16 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits, an
                 raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
     if not typed:  # a browser sends this for a page of any site, without a preflight request
         raise APIError(415, "there is no content-type; send Content-Type: application/json", close=True)
+
+
+def _length(value: bytes, most: int) -> int:
+    """The number in Content-Length; one that is no number, or has too many digits, is above `most`."""
+    return int(value) if value.isdigit() and len(value) < 20 else most + 1
+
+
+def _check_encoding(value: bytes) -> None:
+    if value.strip().lower() not in (b"", b"identity"):
+        raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
 
 
 def _is_json(content_type: bytes) -> bool:

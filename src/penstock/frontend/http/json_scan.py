@@ -10,6 +10,7 @@ import re
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\n\r"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BETWEEN = frozenset((b",", b", ", b",\n", b":", b": "))  # usual text between strings, without brackets
@@ -136,13 +137,10 @@ class JsonScan:
             raise _too_much(f"has more than {limit} {what}", "send less at a time")
 
 
-_MARK = b"\xef\xbb\xbf"
-
-
 def explain_json(text: bytes, error: str) -> str:
     """The decoder's error about a JSON text, in better words if a byte order mark, NaN, an infinity or half a surrogate
     is the cause."""
-    if text.startswith(_MARK):
+    if text.startswith(_BYTE_ORDER_MARK):
         return "it begins with a byte order mark (EF BB BF); save it as UTF-8 without one"
     place = int(found[1]) if (found := _AT_BYTE.search(error)) else len(text)
     near = text[max(0, place - _NEAR) : place + _NEAR]
