@@ -1,4 +1,4 @@
-"""The operator's routes: reload, sleep and wake. The last three have vLLM's names."""
+"""The operator's routes: reload, sleep and wake. All but /reload have vLLM's names."""
 
 from typing import Protocol
 from urllib.parse import parse_qs

@@ -1,5 +1,7 @@
 """POST /v2/models/{model}/infer and infer_stream, with tensors as JSON."""
 
+from typing import Any
+
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
@@ -60,28 +62,19 @@ def _bounded(text: str, context: RequestContext) -> str:
 
 
 def _text(tensor: Tensor) -> str:
-    """The one text of a tensor."""
-    data = tensor.data or []
-    if tensor.datatype != "BYTES" or len(data) != 1 or not isinstance(data[0], str):
-        name = tensor.name[:100]
-        raise invalid(f"input {name!r} must have the datatype BYTES and one text in data", "inputs")
-    _check_shape(tensor)
-    return data[0]
+    return str(_element(tensor, "BYTES", str, "one text in data"))
 
 
 def _flag(tensor: Tensor) -> bool:
-    """The one truth value of a tensor."""
-    data = tensor.data or []
-    if tensor.datatype != "BOOL" or len(data) != 1 or not isinstance(data[0], bool):
-        name = tensor.name[:100]
-        raise invalid(f"input {name!r} must have the datatype BOOL and one value in data: true or false", "inputs")
-    _check_shape(tensor)
-    return data[0]
+    return bool(_element(tensor, "BOOL", bool, "one value in data: true or false"))
 
 
-def _check_shape(tensor: Tensor) -> None:
-    """Raises APIError 400 unless the shape is that of one element."""
+def _element(tensor: Tensor, datatype: str, kind: type, what: str) -> Any:
+    """The one element of a tensor. Raises APIError 400 for another datatype, number of elements or shape."""
+    data, name = tensor.data or [], tensor.name[:100]
+    if tensor.datatype != datatype or len(data) != 1 or not isinstance(data[0], kind):
+        raise invalid(f"input {name!r} must have the datatype {datatype} and {what}", "inputs")
     if any(size != 1 for size in tensor.shape):
         shown = ", ".join(map(str, tensor.shape[:8])) + (", ..." if len(tensor.shape) > 8 else "")
-        name = tensor.name[:100]
         raise invalid(f"input {name!r} has the shape [{shown}], but one element; send the shape [1]", "inputs")
+    return data[0]

@@ -177,10 +177,10 @@ class ChatCodec:
         self._k = part.request.sampling.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
         self._prompt_ids = part.request.prompt_ids
-        self._id = {"id": f"chatcmpl-{context.id}"}
-        rest = served_fields(context)
-        self._fields = {**self._id, "object": "chat.completion", **rest}
-        self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
+        answer_id, rest = f"chatcmpl-{context.id}", served_fields(context)
+        self._fields = {"id": answer_id, "object": "chat.completion", **rest}
+        event_fields = {"id": answer_id, "object": "chat.completion.chunk", **rest}
+        self._frame = EventFrame(event_fields, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
     def opening(self, usage: Usage) -> bytes:
@@ -235,11 +235,7 @@ class ChatCodec:
         choices = [self._choice(answer) for answer in answers]
         if self._reader is not None:
             usage.reasoning_tokens = self._reader.reasoning_tokens
-        answer = {
-            **self._fields,
-            "choices": choices,
-            "usage": usage_fields(usage),
-        }
+        answer = {**self._fields, "choices": choices, "usage": usage_fields(usage)}
         if self._prompt_logprobs is not None:
             packed = answers[0].prompt_logprobs
             answer["prompt_logprobs"] = prompt_logprobs(

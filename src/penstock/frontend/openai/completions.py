@@ -1,6 +1,7 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -71,18 +72,23 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     parts = make_parts(
         context, options, ids, limits, fields.logprobs, wants_prompt, grammar=grammar, prompt_only=prompt_only
     )
-    echoed: list[_Echo | None] = [None] * len(parts)
-    if fields.echo:
-        check_echo_size(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), n, context.limits)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
-        work = [partial(_Echo, context, part, text) for part, text in zip(parts, texts, strict=True)]
-        echoed = [
-            await offload_if_large(make, len(part.request.prompt_ids)) for make, part in zip(work, parts, strict=True)
-        ]
-        chars = sum(len(echo.text) for echo in echoed if echo is not None)
-        check_echo_size(chars, n, context.limits)
-        context.reserve(chars * n)
+    echoed = await _echoes(prompts, parts, n, context) if fields.echo else [None] * len(parts)
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
+
+
+async def _echoes(
+    prompts: Sequence[str | list[int]], parts: Sequence[PromptPart], n: int, context: RequestContext
+) -> Sequence["_Echo"]:
+    """The prompts as the answer repeats them, `n` times each. Raises APIError 400 if that is too long, and 429."""
+    check_echo_size(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), n, context.limits)
+    echoes = []
+    for prompt, part in zip(prompts, parts, strict=True):
+        make = partial(_Echo, context, part, prompt if isinstance(prompt, str) else None)
+        echoes.append(await offload_if_large(make, len(part.request.prompt_ids)))
+    chars = sum(len(echo.text) for echo in echoes)
+    check_echo_size(chars, n, context.limits)
+    context.reserve(chars * n)
+    return echoes
 
 
 async def _encode(fields: CompletionFields, prompt: str | list[int], context: RequestContext) -> tuple[int, ...]:
@@ -145,7 +151,7 @@ class CompletionCodec:
         context: RequestContext,
         fields: CompletionFields,
         parts: tuple[PromptPart, ...],
-        echoed: list[_Echo | None],
+        echoed: Sequence[_Echo | None],
     ) -> None:
         self._tokenizer = context.model.tokenizer
         self._n = parts[0].request.n
@@ -156,14 +162,8 @@ class CompletionCodec:
         self._begun: set[int] = set()  # choices whose prompt has been echoed
         self._rows_of_prompts: dict[int, Any] = {}  # by part: the prompt's logprobs, formatted
         self._echoed_rows: dict[int, CompletionLogprobs] = {}  # by part: the same in the shape of an echoed prompt
-        self._frame = EventFrame(
-            {
-                "id": f"cmpl-{context.id}",
-                "object": "text_completion",
-                **served_fields(context),
-            },
-            fields.stream_options,
-        )
+        event_fields = {"id": f"cmpl-{context.id}", "object": "text_completion", **served_fields(context)}
+        self._frame = EventFrame(event_fields, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"text":' for index in range(len(parts) * self._n)]
 
     def opening(self, usage: Usage) -> bytes:

@@ -13,6 +13,7 @@ from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
 
+_DEFAULTS = [name for name in SAMPLING if name != "ignore_eos"]
 _LIMITS = (
     *("max_choices", "max_logprobs", "max_stop_strings", "max_stop_chars", "max_logit_bias", "max_tools"),
     *("max_tool_bytes", "max_body_bytes"),
@@ -36,9 +37,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "chat": model.tokenizer.chat_template is not None,
             "tools": model.chat_format.tools is not None,
             "reasoning": model.chat_format.reasoning is not None,
-            "defaults": {
-                name: model.defaults.get(name, getattr(own, name)) for name in SAMPLING if name != "ignore_eos"
-            },
+            "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
             "ranges": RANGES,
             "limits": {
                 **{name: getattr(limits, name) for name in _LIMITS},

@@ -86,7 +86,7 @@ def read_choice(choice: str | Mapping[str, Any] | None, within: str = "") -> tup
         if isinstance(holder, dict) and isinstance(holder.get("name"), str):
             return "named", holder["name"]
     form = f'{{"type": "function", "{within}": {{"name": ...}}}}' if within else '{"type": "function", "name": ...}'
-    shown = f"{choice[:40]!r}" if isinstance(choice, str) else "of another form"
+    shown = f"{choice[:40]!r}" if isinstance(choice, str) else "an object of another form"
     raise invalid(f"tool_choice is {shown}; it must be none, auto, required, or {form}", "tool_choice")
 
 

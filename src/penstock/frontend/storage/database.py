@@ -25,7 +25,7 @@ _RESERVE = 1 << 20  # bytes
 _CHECKPOINT = "wal_checkpoint(TRUNCATE)"
 _VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
 _BUSY_SECONDS = 30.0  # that another process's transaction may take
-_TELL_SECONDS = 60.0  # between lines about responses that made room
+_WARN_SECONDS = 60.0  # between lines about responses that made room
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
@@ -58,7 +58,7 @@ class Database:
         self._shared = lock is not None
         self._spare = Spare(folder)
         self._deleted = 0  # responses, since the last line of the log about them
-        self._told = -_TELL_SECONDS  # when that was, on time.monotonic()
+        self._warned = -_WARN_SECONDS  # when that was, on time.monotonic()
 
     @property
     def exists(self) -> bool:
@@ -109,17 +109,17 @@ class Database:
                 if not found:
                     raise
         if deleted:
-            self._tell(deleted)
+            self._warn_of(deleted)
         return result
 
-    def _tell(self, deleted: int) -> None:
+    def _warn_of(self, deleted: int) -> None:
         self._deleted += deleted
-        if time.monotonic() - self._told >= _TELL_SECONDS:
+        if time.monotonic() - self._warned >= _WARN_SECONDS:
             _log.warning(
                 "the storage in %s is full (at most %d bytes): the %d oldest responses were deleted to make room",
                 *(self.folder, self._limit, self._deleted),
             )
-            self._told, self._deleted = time.monotonic(), 0
+            self._warned, self._deleted = time.monotonic(), 0
 
     def _beyond_the_limit(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         self._bound(connection, self._limit + _RESERVE)
