@@ -6,6 +6,7 @@ and codes, but no user text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -44,12 +45,12 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
-        registry.register(_Collector(self._models))
-        registry.register(_ServerCollector(self))
+        registry.register(_Collector(_ModelSeries(self._models).collect))
+        registry.register(_Collector(self._server))
         if processes is None:
             ProcessCollector(registry=registry)
         else:
-            registry.register(_ProcessesCollector(processes))
+            registry.register(_Collector(partial(_processes, processes)))
 
     def model(self, name: str, engine: EngineView, costs: CostModel | None = None) -> ModelMetrics:
         """Adds the series of one model. Every scrape and every delta reads `engine`. With `costs`, the share of the
@@ -87,7 +88,7 @@ class Metrics:
         self.in_flight = lambda: counts["in_flight"]
         self._dropped_lines = lambda: counts["dropped_lines"]
 
-    def server(self) -> Iterator[Metric]:
+    def _server(self) -> Iterator[Metric]:
         """The series that are not of a model."""
         text = "HTTP requests answered; code 499: the client disconnected first."
         answered = CounterMetricFamily("penstock_http_requests", text, labels=["method", "route", "code"])
@@ -130,43 +131,30 @@ class _Collected:
         return iter(self._families)
 
 
-class _ServerCollector:
-    """Implements prometheus_client's collector protocol."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.collect = metrics.server
-
-    def describe(self) -> list[Metric]:
-        """See _Collector."""
-        return []
-
-
-class _ProcessesCollector:
-    """The series of prometheus_client's ProcessCollector that can be added up."""
-
-    def __init__(self, processes: Callable[[], tuple[int, float]]) -> None:
-        self._processes = processes
-
-    def describe(self) -> list[Metric]:
-        """See _Collector."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        resident, seconds = self._processes()
-        text = "Resident memory of the server's processes, without the engine."
-        yield GaugeMetricFamily("process_resident_memory_bytes", text, value=resident)
-        yield CounterMetricFamily("process_cpu_seconds", "Their user and system CPU time.", value=seconds)
-
-
 class _Collector:
-    """The same for the series of models."""
+    """A collector in prometheus_client's form."""
 
-    def __init__(self, models: dict[str, ModelMetrics]) -> None:
-        self._models = models
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self.collect = collect
 
     def describe(self) -> list[Metric]:
         """Returns no names. Without this method the registry would collect once at registration."""
         return []
+
+
+def _processes(usage: Callable[[], tuple[int, float]]) -> Iterator[Metric]:
+    """The series of prometheus_client's ProcessCollector that can be added up."""
+    resident, seconds = usage()
+    text = "Resident memory of the server's processes, without the engine."
+    yield GaugeMetricFamily("process_resident_memory_bytes", text, value=resident)
+    yield CounterMetricFamily("process_cpu_seconds", "Their user and system CPU time.", value=seconds)
+
+
+class _ModelSeries:
+    """The series of all models."""
+
+    def __init__(self, models: dict[str, ModelMetrics]) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}

@@ -18,7 +18,7 @@ def usage(pid: int) -> tuple[int, float] | None:
 
 
 def usage_of_one(pid: int) -> tuple[int, float] | None:
-    """Does what `usage` does, without children."""
+    """Returns the same without children."""
     try:
         # The name in parentheses may hold spaces; the fields after it begin with the third.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
