@@ -27,7 +27,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     its configuration before this process imports the server, so that both work at the same time. That is why most
     imports are inside the functions.
     """
-    started = time.monotonic()
+    began = time.monotonic()
     gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
     try:
         engine = engine or EngineChild()
@@ -47,8 +47,8 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
         prepared = prepare_found(find_given(given))
         child.send_config(prepared.resolved.engine)
-        start, several = _ServeCommand(model, flags, given, prepared), prepared.resolved.server.api_processes > 1
-        supervisor = _supervisor(prepared, sock, grpc_sock) if several else None
+        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began)
+        supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
         if supervisor is None:
             listen(sock)
 
@@ -58,9 +58,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         show_memory(prepared.resolved)
         try:
             if supervisor is None:
-                uvloop.run(_main(start, child, sock, grpc_sock, started, dropped_lines))
+                uvloop.run(_main(start, dropped_lines))
             else:
-                uvloop.run(_supervise(start, child, supervisor, sock, grpc_sock, started, dropped_lines))
+                uvloop.run(_supervise(start, supervisor, dropped_lines))
         except (EngineError, OSError) as error:
             show_end(prepared.resolved, error)
             sys.exit(1)
@@ -71,28 +71,39 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
-class _ServeCommand(NamedTuple):
-    """The command line of the server, and what was read from it."""
+class _ServerStart(NamedTuple):
+    """The command line of the server, what was read from it, and what the start has made so far."""
 
     model: str | None  # as on the command line
     flags: Flags
     given: "Given"
     prepared: "PreparedModel"
+    child: EngineChild
+    sock: socket.socket
+    grpc_sock: socket.socket | None
+    began: float  # on time.monotonic()
+
+    async def connect(self) -> "StreamingClient":
+        """Returns the client of the engine when it is ready."""
+        import contextlib
+
+        from penstock.cli.engine import verified
+        from penstock.engine.link.ipc import connect
+        from penstock.observe.reporting import reporting
+        from penstock.weights.manifest import ManifestCheck
+
+        engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
+        check = ManifestCheck(self.prepared.path)
+        with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch takes seconds to import
+            return await verified(connect(engine, self.child, resumes=True), check)
 
 
-async def _main(
-    start: _ServeCommand,
-    child: EngineChild,
-    sock: socket.socket,
-    grpc_sock: socket.socket | None,
-    started: float,
-    dropped_lines: Callable[[], int],
-) -> None:
+async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     import asyncio
     import os
 
     prepared = start.prepared
-    connecting = asyncio.create_task(_connect(prepared, child))
+    connecting = asyncio.create_task(start.connect())
     await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry
@@ -119,32 +130,24 @@ async def _main(
     served = served_model(prepared.answers, client, tokenizer, costs, loaded.texts)
     metrics, server = Metrics(CollectorRegistry(), dropped_lines), prepared.resolved.server
     grpc = None
-    if grpc_sock is not None:
-        grpc = _address(grpc_sock)
-        grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+    if start.grpc_sock is not None:
+        grpc = _address(start.grpc_sock)
+        start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
     answering = Answering(prepared.path, served, server, metrics, reloader.prepare, grpc)
 
     def ready() -> None:
         if served.thinking_budget is not None and served.chat_format.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
-        log_start(prepared, client.info, sock, grpc, answering.tls, started)
+        log_start(prepared, client.info, start.sock, grpc, answering.tls, start.began)
 
     sleeping = asyncio.create_task(_sleep_when_unused(answering.app.serving, server.sleep_after))
     try:
-        await answering.run(sock, ready)
+        await answering.run(start.sock, ready)
     finally:
         sleeping.cancel()
 
 
-async def _supervise(
-    start: _ServeCommand,
-    child: EngineChild,
-    supervisor: "Supervisor",
-    sock: socket.socket,
-    grpc_sock: socket.socket | None,
-    started: float,
-    dropped_lines: Callable[[], int],
-) -> None:
+async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:
     import os
 
     from penstock.cli.checks import check_tls
@@ -153,34 +156,19 @@ async def _supervise(
     from penstock.engine.processors import keep_off
 
     prepared = start.prepared
-    client = await _connect(prepared, child)
+    client = await start.connect()
     loaded = LoadedVersion.of(prepared, start.given)
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 
     def ready() -> None:
         gc.freeze()
         gc.enable()
-        grpc = None if grpc_sock is None else _address(grpc_sock)
-        log_start(prepared, client.info, sock, grpc, check_tls(prepared.resolved.server), started)
+        grpc = None if start.grpc_sock is None else _address(start.grpc_sock)
+        log_start(prepared, client.info, start.sock, grpc, check_tls(prepared.resolved.server), start.began)
 
     costs = cost_model(prepared, prepared.hardware)
     with keep_off(client.info.cpu):
         await supervisor.run(client, costs, dropped_lines, ready, reloader)
-
-
-async def _connect(prepared: "PreparedModel", child: EngineChild) -> "StreamingClient":
-    """Returns the client of the engine when it is ready."""
-    import contextlib
-
-    from penstock.cli.engine import verified
-    from penstock.engine.link.ipc import connect
-    from penstock.observe.reporting import reporting
-    from penstock.weights.manifest import ManifestCheck
-
-    plain = prepared.resolved.server.log_format == "text"
-    check = ManifestCheck(prepared.path)
-    with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
-        return await verified(connect(prepared.resolved.engine, child, resumes=True), check)
 
 
 def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":
