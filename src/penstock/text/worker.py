@@ -20,7 +20,7 @@ MEMORY = 1 << 30  # bytes of address space beyond what the process has at its st
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answers lines until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a signal to the process group is for the server
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -39,12 +39,12 @@ def main() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _say(b"{}")
+    _write(b"{}")
     while line := sys.stdin.buffer.readline():
-        _say(answer(line))
+        _write(answer(line))
 
 
-def _say(line: bytes) -> None:
+def _write(line: bytes) -> None:
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 

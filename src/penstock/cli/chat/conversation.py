@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.text.prompts import CHARS_PER_TOKEN
+
 MAX_FILE_BYTES = 16 << 20
 MAX_MESSAGES = 10_000
-CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
 
 Message = dict[str, str]
 

@@ -4,6 +4,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
+# Columns that hold text. The others hold numbers.
+_TEXTS = frozenset(
+    (
+        *("MODELS", "ARCHITECTURE", "RANKS", "QUANTISED", "GIVES", "GGUF"),  # of penstock models
+        *("NAME", "REVISION", "FORMAT", "MODIFIED", "WHERE"),  # of penstock list
+        *("TYPE", "IN A CPU'S MEMORY"),  # of penstock show
+    )
+)
+
 
 def printable(text: str) -> str:
     """Returns a text of a file without characters that change a terminal."""
@@ -16,23 +25,8 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     filled = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in filled}
     columns = _fitting(width, shutil.get_terminal_size().columns) if sys.stdout.isatty() else filled
-    texts = (
-        "MODELS",
-        "ARCHITECTURE",
-        "RANKS",
-        "QUANTISED",
-        "GIVES",
-        "GGUF",
-        "NAME",
-        "REVISION",
-        "FORMAT",
-        "MODIFIED",
-        "WHERE",
-        "TYPE",
-        "IN A CPU'S MEMORY",
-    )
     for row in ({name: name for name in columns}, *rows):
-        cells = (row[name].ljust(width[name]) if name in texts else row[name].rjust(width[name]) for name in columns)
+        cells = (row[name].ljust(width[name]) if name in _TEXTS else row[name].rjust(width[name]) for name in columns)
         print("  ".join(cells).rstrip())
     if missing := [name for name in filled if name not in columns]:
         print(f"\nA wider terminal also shows: {', '.join(missing)}")

@@ -34,8 +34,7 @@ _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
 
 def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "RenderableType":
     """Returns the screen: each model's figures since `before`, and since the server's start. `trouble` is why the
-    server
-    does not answer."""
+    server does not answer."""
     from rich.console import Group
     from rich.text import Text
 

@@ -51,9 +51,8 @@ class BatchJob:
         self._stored = asyncio.Event()  # some of them
 
     async def run(self, checking: asyncio.Lock) -> None:
-        """Runs the batch until it is complete, cancelled, expired or failed. A lock keeps inputs from being checked
-        side by side: a check
-        holds 16 bytes of each `custom_id`.
+        """Runs the batch until it is complete, cancelled, expired or failed. The lock `checking` keeps inputs from
+        being checked side by side: a check holds 16 bytes of each `custom_id`.
 
         Raises APIError if the storage fails for another reason than that it is full.
         """

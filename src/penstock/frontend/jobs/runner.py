@@ -31,8 +31,7 @@ class BatchRunner:
         fresh: bool = True,
     ) -> None:
         """Batches of other keys than the `owner`'s wait: no client of this server could read their answers. `fresh`: no
-        process of this
-        server has received a file yet."""
+        process of this server has received a file yet."""
         self._storage = storage
         self._owner = owner
         self._local = local

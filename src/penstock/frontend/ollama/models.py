@@ -112,15 +112,14 @@ def _fields(model: ServedModel, name: str) -> dict[str, Any]:
 
 def _stored_fields(model: StoredModel) -> dict[str, Any]:
     """A model that is not served. Its name is as `penstock serve` takes it."""
-    digest = hashlib.sha256(f"{model.name}@{model.revision}".encode()).hexdigest()
-    details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": ""}
+    details = dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), "")
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
         "size": model.size,
-        "digest": digest,
-        "details": {**details, "quantization_level": ""},
+        "digest": hashlib.sha256(f"{model.name}@{model.revision}".encode()).hexdigest(),
+        "details": {**details, "families": []},
     }
 
 

@@ -12,7 +12,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer, StreamedAnswer
 from penstock.frontend.ollama.codec import NDJSON
 from penstock.frontend.ollama.models import check_served, read_model, stored_name
-from penstock.frontend.store import ModelStore, StoredModel
+from penstock.frontend.store import ModelStore
 
 _LINE_SECONDS = 0.2  # between two lines of progress
 _HOW = "start the server with --manage-models"
@@ -52,17 +52,14 @@ async def delete(body: bytes, context: RequestContext) -> Answer:
     if context.store is None:
         raise missing
     stored = stored_name(name)
-    if all(stored not in (model.name, model.name.partition(":")[0]) for model in await _models(context.store)):
+    models = await asyncio.to_thread(context.store.models)
+    if all(stored not in (model.name, model.name.partition(":")[0]) for model in models):
         raise APIError(404, f"model {name[:200]!r} is not on this machine", param="model", code="model_not_found")
     try:
         await asyncio.to_thread(context.store.remove, stored)
     except ValueError as error:
         raise APIError(403, str(error), param="model") from None
     return Answer(b"")
-
-
-async def _models(store: ModelStore) -> list[StoredModel]:
-    return await asyncio.to_thread(store.models)
 
 
 class _ModelDownload:
@@ -112,8 +109,8 @@ class _ModelDownload:
 
 
 def _success(streams: bool) -> Answer:
-    done = orjson.dumps({"status": "success"})
-    return Answer(done + b"\n", content_type=NDJSON) if streams else Answer(done)
+    done = {"status": "success"}
+    return Answer(_line(done), content_type=NDJSON) if streams else Answer(orjson.dumps(done))
 
 
 def _line(fields: dict[str, Any]) -> bytes:

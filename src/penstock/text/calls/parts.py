@@ -2,9 +2,8 @@
 
 import secrets
 from collections.abc import Mapping
+from string import ascii_letters, digits
 from typing import Any, Literal, NamedTuple
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Part(NamedTuple):
@@ -38,7 +37,7 @@ class Tools(NamedTuple):
 def new_id(style: str) -> str:
     """Returns a random id for a call, in the style of a format."""
     if style == "short":
-        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 
 

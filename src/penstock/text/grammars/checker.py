@@ -52,7 +52,7 @@ class GrammarChecker:
         return _result(checked)
 
     def close(self) -> None:
-        """Kill the process."""
+        """Ends the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

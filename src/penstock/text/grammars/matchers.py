@@ -139,12 +139,12 @@ class GrammarMatcher:
         return self.matcher.compute_ff_tokens()
 
     def fail(self, what: str = "") -> None:
-        """Note that the matcher cannot go on."""
+        """Notes that the matcher cannot go on."""
         reason = "" if self.matcher is None else first_line(self.matcher.get_error())
         self.error = ": ".join(part for part in (what or GRAMMAR_TOO_COMPLEX, reason) if part)
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
-        """Look for the trigger in the output."""
+        """Looks for the trigger in the output."""
         text = self._tail + self._bytes_of(token_id)
         if text.endswith(trigger.text):
             self._trigger = None
@@ -241,7 +241,7 @@ class GrammarMatchers:
         return future
 
     def _compile(self, grammar: Grammar) -> _CompiledGrammar:
-        """In the compiler's thread."""
+        """Compiles a grammar. Runs in the compiler's thread."""
         if self._text is None:
             self._read_vocabulary()
         if grammar.kind == "any":
