@@ -10,13 +10,12 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import GrammarSource
+from penstock.frontend.requests.reasoning import check_budget, reasoning_variables, thinking_variables
 from penstock.frontend.requests.reply import ToolChoice, ToolUse
 from penstock.frontend.requests.tools import (
     check_arguments,
-    check_budget,
     check_calls,
     check_tools,
-    reasoning_variables,
     to_json,
     use_tools,
 )
@@ -102,7 +101,7 @@ def _variables(fields: PromptFields) -> Mapping[str, Any]:
     if thinking is None or thinking.type == "disabled":
         return reasoning_variables("none")
     effort = None if fields.output_config is None else fields.output_config.effort
-    return {"enable_thinking": True, "thinking": True} | reasoning_variables(effort, "output_config.effort")
+    return thinking_variables(effort, "output_config.effort")
 
 
 def _messages(message: Message, where: str, limits: RequestLimits) -> list[Mapping[str, Any]]:

@@ -13,9 +13,9 @@ from penstock.frontend.ollama.codec import NDJSON, now
 from penstock.frontend.ollama.fields import Options, RequestFields
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
+from penstock.frontend.requests.reasoning import reasoning_variables, thinking_variables
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options, stop_strings
-from penstock.frontend.requests.tools import reasoning_variables
 from penstock.frontend.served import ServedModel
 
 SAMPLING_NAMES = {  # Ollama's name: that of SamplingParams
@@ -89,7 +89,7 @@ def read_think(fields: RequestFields) -> Mapping[str, Any]:
     if fields.think is False:
         return reasoning_variables("none")
     effort = fields.think if isinstance(fields.think, str) else None
-    return {"enable_thinking": True, "thinking": True} | reasoning_variables(effort, "think")
+    return thinking_variables(effort, "think")
 
 
 def answer_nothing(fields: RequestFields, content: Mapping[str, Any]) -> Answer:

@@ -36,9 +36,9 @@ from penstock.frontend.openai.tools import (
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
 from penstock.frontend.requests.logprobs import token_logprobs
 from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ReplyReader
 from penstock.frontend.requests.sampling import check_logprobs
-from penstock.frontend.requests.tools import reasoning_variables
 
 _decoder = msgspec.json.Decoder(ChatFields)
 

@@ -6,10 +6,10 @@ from typing import Any
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
+from penstock.frontend.requests.reasoning import check_budget
 from penstock.frontend.requests.reply import ToolUse, join_parts
 from penstock.frontend.requests.tools import (
     check_arguments,
-    check_budget,
     check_calls,
     check_tools,
     read_choice,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import orjson
 from pydantic_core import from_json
 
-from penstock.frontend.errors import digits, invalid
+from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.reply import ToolChoice, ToolUse
 from penstock.frontend.served import ServedModel
@@ -15,7 +15,6 @@ from penstock.frontend.served import ServedModel
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LONG_NUMBER = re.compile(r"\d{19}")  # shorter integers have fewer than 64 bits
 _CHOICES: Mapping[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def check_tools(
@@ -42,31 +41,9 @@ def check_tools(
         )
     known: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(tools):
-        where = f"tools[{i}]"
-        if tool.get("type", "function") != "function":
-            raise invalid(f'{where}.type is {str(tool["type"])[:40]!r}; it must be "function"', f"{where}.type")
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise invalid(f"{where}.function is missing; send an object with a name", f"{where}.function")
-        where = f"{where}.{within}"
-        name = function.get("name")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise invalid(
-                f"{where}name is {str(name)[:80]!r}; it must have 1 to 64 letters, digits, '_', '-' or '.'",
-                f"{where}name",
-            )
+        name = _check_tool(tool, f"tools[{i}]", within, schema)
         if name in known:
-            raise invalid(f"{where}name is {name!r}, as that of another tool; rename it", "tools")
-        for key, shown, kind, word in (
-            ("description", "description", str, "a string"),
-            ("parameters", schema, dict, "an object: a JSON schema"),
-        ):
-            if function.get(key) is not None and not isinstance(function[key], kind):
-                raise invalid(f"{where}{shown} must be {word}", f"{where}{shown}")
-        kind = (function.get("parameters") or {}).get("type", "object")
-        if kind != "object":
-            where = f"{where}{schema}.type"
-            raise invalid(f'{where} is {str(kind)[:40]!r}; it must be "object"', where)
+            raise invalid(f"tools[{i}].{within}name is {name!r}, as that of another tool; rename it", "tools")
         known[name] = {"type": "function", **tool}
     return known
 
@@ -170,32 +147,26 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
-    """Returns the template's variables for an effort to reason. Raises APIError 400 for an unknown one."""
-    if effort is None:
-        return {}
-    if effort not in _EFFORTS:
-        raise invalid(f"{param} is {effort[:40]!r}; it must be one of {', '.join(_EFFORTS)}", param)
-    if effort == "none":  # templates that can leave reasoning out read the first name or the second
-        return {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
-    return {"reasoning_effort": effort}
-
-
-def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
-    """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400 that names
-    the parameter. -1 means no budget."""
-    if given is None or given == -1:
-        return None
-    if given < 0:
-        raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
-    if model.chat_format.reasoning is None:
+def _check_tool(tool: Mapping[str, Any], where: str, within: str, schema: str) -> str:
+    """Returns the tool's name. Raises APIError 400 for fields of another form."""
+    if tool.get("type", "function") != "function":
+        raise invalid(f'{where}.type is {str(tool["type"])[:40]!r}; it must be "function"', f"{where}.type")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise invalid(f"{where}.function is missing; send an object with a name", f"{where}.function")
+    where = f"{where}.{within}"
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(
-            f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
-            "with --reasoning-format think",
-            param,
-            "unsupported_parameter",
+            f"{where}name is {str(name)[:80]!r}; it must have 1 to 64 letters, digits, '_', '-' or '.'", f"{where}name"
         )
-    most = 2**31 - 1 if model.thinking_budget is None else model.thinking_budget
-    if given > most:
-        raise invalid(f"{param} is {digits(given)}; this server's limit is {most}: lower it", param)
-    return given
+    description, parameters = function.get("description"), function.get("parameters")
+    if not isinstance(description, str | None):
+        raise invalid(f"{where}description must be a string", f"{where}description")
+    if not isinstance(parameters, dict | None):
+        raise invalid(f"{where}{schema} must be an object: a JSON schema", f"{where}{schema}")
+    kind = (parameters or {}).get("type", "object")
+    if kind != "object":
+        where = f"{where}{schema}.type"
+        raise invalid(f'{where} is {str(kind)[:40]!r}; it must be "object"', where)
+    return name

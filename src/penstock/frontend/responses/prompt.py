@@ -8,13 +8,13 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
+from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.tools import (
     check_arguments,
     check_calls,
     check_tools,
     read_choice,
-    reasoning_variables,
     use_tools,
 )
 from penstock.frontend.responses.fields import ContentPart, Item, PromptFields
