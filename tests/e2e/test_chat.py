@@ -20,7 +20,10 @@ COMMAND = (sys.executable, "-m", "penstock", "run")
 def test_a_session(tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     with Terminal("run", "--stats", *SMALL, state=str(tmp_path)) as terminal:
-        assert "smollm2-135m: temperature 0, repetition_penalty 1.05." in terminal.until(READY)
+        assert (
+            "smollm2-135m: temperature 0, top_p 0.9, repetition_penalty 1.05, frequency_penalty 0.1."
+            in terminal.until(READY)
+        )
 
         for prompt, word in (
             ("What is the capital of Germany?", "Berlin"),
@@ -80,7 +83,7 @@ def test_the_next_session_and_an_engine_that_dies(tmp_path: Path) -> None:
         (engine,) = children(terminal.process.pid)
         os.kill(engine, signal.SIGKILL)
         terminal.press("Read a file." + ENTER)
-        assert "was killed by SIGKILL" in terminal.until("/save FILE keeps the conversation")
+        assert "was killed by SIGKILL" in terminal.until("keeps the conversation; then")
         terminal.until(READY)
         terminal.press(f"/save {saved}{ENTER}")
         terminal.until("saved 1 turn")
