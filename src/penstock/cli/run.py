@@ -129,4 +129,8 @@ async def _answer(chat: "Chat", screen: "Screen", prompt: str) -> int:
         screen.notice(answer.summary())
     if answer.end == "context":
         screen.notice(f"penstock: the answer was cut: the context of {chat.context} tokens is full")
+    elif answer.end == "max_tokens" and not chat.raw and chat.settings.source("max_tokens") == "default":
+        screen.notice(
+            f"penstock: the answer was cut at {chat.settings['max_tokens']} tokens; --max-tokens N allows more"
+        )
     return 0

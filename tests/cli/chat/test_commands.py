@@ -174,7 +174,7 @@ def test_figures(chat: Chat) -> None:
     shown = execute(chat, "/stats")
     for part in (
         "3 turns",
-        "the first 2 of them",
+        "the first 2 turns, as the context is full",
         "20 tokens, 16 of them from the prefix cache",
         "31 of 64 tokens used",
     ):
@@ -190,3 +190,11 @@ def test_help_lists_every_command_and_the_keys(chat: Chat) -> None:
         with pytest.raises(Leave):
             execute(chat, name)
     assert set(ALIASES.values()) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("line", "leaves"), [("exit", True), ("quit ", True), (" exit", False), ("exit it", False)])
+def test_a_word_alone_leaves(chat: Chat, line: str, leaves: bool) -> None:
+    assert is_command(line) == leaves
+    if leaves:
+        with pytest.raises(Leave):
+            execute(chat, line)

@@ -61,3 +61,19 @@ def test_what_is_not_an_answer() -> None:
     screen.table("name  value\nno columns")
     assert err.getvalue() == "\x1b[2ma ␛[2J\x1b[0m\n\x1b[31mb\x1b[0m\n\x1b[1mname\x1b[0m  value\nno columns\n"
     assert out.getvalue() == ""
+
+
+def test_a_line_of_a_table_is_broken_between_words_and_below_its_last_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "44")
+    monkeypatch.setenv("NO_COLOR", "1")
+    table = "/set [NAME [VALUE]]  Show the settings, or change one\n\n/?                   Show this help"
+    for terminal, lines in (
+        (True, ["/set [NAME [VALUE]]  Show the settings, or", f"{'':21}change one", "", f"{'/?':21}Show this help"]),
+        (False, table.splitlines()),
+    ):
+        err = Stream(terminal)
+        Screen(Stream(True), err).table(table)
+        assert err.getvalue().splitlines() == lines
+    err = Stream(True)
+    Screen(err, err).notice("(cut at max_tokens 4096; /set max_tokens N allows more)")
+    assert err.getvalue() == "(cut at max_tokens 4096; /set max_tokens N\nallows more)\n"

@@ -13,6 +13,7 @@ from penstock.cli.chat.safe_text import one_line
 from penstock.cli.chat.settings import SAMPLING, SWITCHES
 
 _COMMAND = re.compile(r"/([A-Za-z?]+)(?:[ \t]+(.*))?", re.DOTALL)
+LEAVING = ("exit", "quit")  # words that leave without a slash, as in other programs
 KEYS = """\
 Enter          Send the message
 Alt-Enter      Begin a new line, as a \\ at the end of a line does. A pasted text keeps its lines
@@ -36,12 +37,14 @@ class Command:
 
 
 def is_command(text: str) -> bool:
-    """True for a line such as `/set seed 1`. `/etc/hosts` and a line that begins with a space are messages."""
-    return _COMMAND.fullmatch(text) is not None
+    """True for a line such as `/set seed 1` or `exit`. `/etc/hosts` and a line that begins with a space are messages."""
+    return text.rstrip() in LEAVING or _COMMAND.fullmatch(text) is not None
 
 
 def execute(chat: Chat, text: str) -> str:
     """Executes a command and returns what to show. Raises ValueError, one line that says what to type, and Leave."""
+    if text.rstrip() in LEAVING:
+        raise Leave
     found = _COMMAND.fullmatch(text)
     assert found is not None, "the caller checks that it is a command"
     name, argument = found[1].lower(), (found[2] or "").strip()
@@ -134,7 +137,7 @@ def _stats(chat: Chat, argument: str) -> str:
     last, conversation = chat.last, chat.conversation
     rows = [] if chat.raw else [("conversation", _turns(conversation))]
     if conversation.forgotten:
-        rows.append(("forgotten", f"the first {conversation.forgotten} of them, as the context is full"))
+        rows.append(("forgotten", f"{oldest_turns(conversation.forgotten)}, as the context is full"))
     if last is None:
         rows.append(("context", f"{chat.context} tokens"))
         return _columns(rows)
@@ -159,6 +162,11 @@ def _leave(chat: Chat, argument: str) -> str:
 def _turns(conversation: Conversation) -> str:
     count = len(conversation.turns)
     return f"{count} turn{'s' * (count != 1)}"
+
+
+def oldest_turns(count: int) -> str:
+    """Returns the words for the `count` oldest turns."""
+    return "the first turn" if count == 1 else f"the first {count} turns"
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
@@ -28,7 +29,7 @@ class Prompt:
         self._session: PromptSession[str] = PromptSession(
             message=[("class:prompt", PROMPT)],
             prompt_continuation=FormattedText([("class:prompt", MORE)]),
-            placeholder=[("class:placeholder", PLACEHOLDER)],
+            placeholder=_placeholder,
             multiline=True,
             key_bindings=_keys(),
             history=PromptHistory(HistoryFile(history_path(os.environ)), keeps_history),
@@ -43,6 +44,11 @@ class Prompt:
     async def read(self) -> str:
         """Returns the lines of one message. Raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C."""
         return await self._session.prompt_async()
+
+
+def _placeholder() -> FormattedText:
+    """Returns what an empty line shows. It does not stay on the screen after the line has ended."""
+    return FormattedText([] if get_app().is_done else [("class:placeholder", PLACEHOLDER)])
 
 
 class PromptHistory(History):

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import shutil
+import textwrap
 from types import TracebackType
 from typing import IO
 
@@ -12,6 +14,7 @@ from penstock.cli.chat.wrap import RESET
 from penstock.observe.reporting import reporting
 
 RED = "31"
+_BEFORE_LAST_COLUMN = re.compile(r".*\S {2,}")
 
 
 def takes_colours(stream: IO[str]) -> bool:
@@ -41,7 +44,7 @@ class Screen:
 
     def table(self, text: str) -> None:
         """Prints what a command shows. In a line with columns, the first one is bold."""
-        for line in printable(text).splitlines():
+        for line in self._fitted(printable(text)):
             name, gap, rest = line.partition("  ")
             if self._styled_err and name and gap:
                 line = f"\x1b[{BOLD}m{name}{RESET}{gap}{rest}"
@@ -53,8 +56,23 @@ class Screen:
         print(file=self._out, flush=True)
 
     def _say(self, text: str, style: str) -> None:
-        text = printable(text)
+        text = "\n".join(self._fitted(printable(text)))
         print(f"\x1b[{style}m{text}{RESET}" if self._styled_err else text, file=self._err, flush=True)
+
+    def _fitted(self, text: str) -> list[str]:
+        """Returns the lines of `text`. Those wider than the terminal are broken between words, below their last column."""
+        lines = text.splitlines()
+        if not self._err.isatty():
+            return lines
+        width = shutil.get_terminal_size().columns
+        return [part for line in lines for part in _broken(line, width)]
+
+
+def _broken(line: str, width: int) -> list[str]:
+    before = _BEFORE_LAST_COLUMN.match(line)
+    indent = len(before[0]) if before and len(before[0]) <= width // 2 else 0
+    parts = textwrap.wrap(line, max(width, 20), subsequent_indent=" " * indent, break_on_hyphens=False)
+    return parts or [line]
 
 
 class AnswerText:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cli.chat.chat import AnswerFigures, Chat
-from penstock.cli.chat.commands import Leave, execute, is_command
+from penstock.cli.chat.commands import Leave, execute, is_command, oldest_turns
 from penstock.cli.chat.entry import message
 from penstock.cli.chat.screen import Screen
 from penstock.messages import EngineError
@@ -57,8 +57,8 @@ async def _answer(chat: Chat, screen: Screen, text: str) -> None:
     answer = await show_answer(chat, screen, text)
     forgotten = chat.conversation.forgotten
     if forgotten > before:
-        turns = "turn" if forgotten == 1 else f"{forgotten} turns"
-        screen.notice(f"(the context of {chat.context} tokens is full: the model no longer sees the first {turns})")
+        turns = oldest_turns(forgotten)
+        screen.notice(f"(the context of {chat.context} tokens is full: the model no longer sees {turns})")
     if answer is None:
         kept = chat.last is not None and chat.last.kept
         screen.notice("(stopped; the conversation has the answer so far)" if kept else "(stopped)")
