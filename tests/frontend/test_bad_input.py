@@ -379,3 +379,17 @@ async def test_a_content_length_that_is_none(site: Site, length: bytes) -> None:
     request.headers["content-length"] = length.decode()
     response = await site.http.send(request)
     assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("temprature", "did you mean temperature?"),
+        ("max_token", "did you mean max_tokens?"),
+        ("function", "leave it out"),  # functions is not supported
+        ("no_such_parameter", "leave it out"),
+    ],
+)
+async def test_an_unknown_parameter_is_answered_with_the_nearest_one(site: Site, name: str, remedy: str) -> None:
+    answer = await site.http.post(CHAT, json={**GOOD[CHAT], name: 1})
+    assert answer.json()["error"]["message"] == f"unknown parameter '{name}'; {remedy}"

@@ -1,10 +1,11 @@
 """Reads request bodies within limits and decodes them with strict types. Errors name the parameter."""
 
 import asyncio
+import difflib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -88,7 +89,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             body.decode()  # the decoder does not look into a msgspec.Raw
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid_value(str(error)) from None
+        raise _invalid_value(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not valid JSON: {explain_json(body, str(error))}", code="invalid_json") from None
     except UnicodeDecodeError:
@@ -196,18 +197,28 @@ def _too_large(limits: RequestLimits) -> APIError:
     )
 
 
-def _invalid_value(text: str) -> APIError:
+def _invalid_value(text: str, body_type: Any) -> APIError:
     path = ""
     if found := _PATH.search(text):
         path = found["path"]
         text = text[: found.start()]
     if unknown := _UNKNOWN.match(text):
         name = _join(path, unknown["field"])
-        return invalid(f"unknown parameter {_short(name)!r}; leave it out", _short(name), "unknown_parameter")
+        meant = "" if path else _nearest(name, body_type)
+        remedy = f"did you mean {meant}?" if meant else "leave it out"
+        return invalid(f"unknown parameter {_short(name)!r}; {remedy}", _short(name), "unknown_parameter")
     if missing := _MISSING.match(text):
         name = _join(path, missing["field"])
         return invalid(f"{name} is missing", name, "missing_parameter")
     return invalid(f"{path or 'the body'} {_what_is_wrong(text)}", path or None, "invalid_value")
+
+
+def _nearest(name: str, body_type: Any) -> str:
+    """Returns the supported parameter of the body whose name is nearest, or "" if none is near."""
+    if not (isinstance(body_type, type) and issubclass(body_type, msgspec.Struct)):
+        return ""
+    known = {each.encode_name for each in msgspec.structs.fields(body_type)} - unsupported_fields(body_type).keys()
+    return next(iter(difflib.get_close_matches(name[:100], sorted(known), n=1)), "")
 
 
 def _what_is_wrong(text: str) -> str:
