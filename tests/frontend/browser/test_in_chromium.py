@@ -82,10 +82,11 @@ async def opened(
     ready: str = ".top .model",
     keyless: bool = True,
     strict: bool = True,
+    refused: bool = False,
     **options: Any,
 ) -> AsyncIterator[Any]:
     """A page of the site in Chromium. Messages on its console that are errors fail the test, but those of requests
-    without a key unless `keyless`."""
+    without a key unless `keyless`, and those that the server may refuse with `refused`."""
     playwright = pytest.importorskip("playwright.async_api", reason="pip install -e '.[browser]'")
     async with live(site) as port, playwright.async_playwright() as play:
         browser = await play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -100,7 +101,8 @@ async def opened(
             yield page
         finally:
             await browser.close()
-    assert [problem for problem in problems if keyless or "401" not in problem] == []
+    expected = [status for status, expects in (("401", not keyless), ("400", refused)) if expects]
+    assert [problem for problem in problems if not any(status in problem for status in expected)] == []
 
 
 async def ask(page: Any, text: str = "hello") -> None:
@@ -277,6 +279,37 @@ async def test_conversations_are_kept_edited_and_deleted(make_site: Callable[...
         await page.wait_for_selector(".bubble:has-text('second question')")
         await page.set_input_files('.sidebar input[type="file"]', str(saved))
         assert await page.locator(".sidebar li").count() >= 2
+
+
+async def test_a_chat_that_is_longer_than_the_context_goes_on(make_site: Callable[..., Site]) -> None:
+    site = make_site(max_model_len=160)
+    site.says("hello world")
+    async with opened(site, refused=True) as page:
+        for turn in range(12):
+            await ask(page, f"question {turn}")
+            await page.locator(".stats").nth(turn).wait_for()
+        assert await page.locator(".problem").count() == 0
+        assert "left out" in (await page.locator(".stats").all_inner_texts())[-1]
+        sent = site.tokenizer.decode(site.engine.requests[-1].prompt_ids)
+        assert "question 11" in sent and "question 0" not in sent
+        site.engine.output = lambda request, choice: [20] * 1000
+        await ask(page, "a long answer")
+        await page.wait_for_selector(".stats li:has-text('the context is full')")
+        await ask(page, "x" * 2000)
+        await page.wait_for_selector(".problem:has-text('160')")
+
+
+async def test_a_server_that_goes_is_named(make_site: Callable[..., Site]) -> None:
+    site = long_site(make_site)
+    site.engine.gate = asyncio.Event()
+    site.engine.output = lambda request, choice: [20] * 1000
+    async with opened(site) as page:
+        await page.evaluate("""() => {
+          const cut = new ReadableStream({ pull: (stream) => stream.error(new TypeError("network error")) });
+          window.fetch = async () => new Response(cut);
+        }""")
+        await ask(page)
+        await page.wait_for_selector(".problem:has-text('Is the server running?')")
 
 
 async def test_stop_ends_the_request(make_site: Callable[..., Site]) -> None:

@@ -29,8 +29,10 @@ export class Live {
 export async function generate(path, body, versions, live, signal) {
   const began = performance.now();
   const last = {};
+  const endless = body.messages && body.max_tokens === undefined; // a chat's answer then ends with the context at the latest
   try {
-    const response = await send(path, { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
+    const [response, leftOut] = await sendFitting(path, { ...body, stream: true, stream_options: { include_usage: true } }, signal);
+    for (const version of versions) if (leftOut) version.stats.leftOut = leftOut;
     for await (const event of readEvents(response)) {
       if (event.usage) count(versions, event.usage);
       for (const choice of event.choices) {
@@ -40,7 +42,7 @@ export async function generate(path, body, versions, live, signal) {
           version.stats.ttft ??= (now - began) / 1000;
           last[choice.index] = now;
         }
-        if (choice.finish_reason) version.finish = choice.finish_reason;
+        if (choice.finish_reason) version.finish = choice.finish_reason === "length" && endless ? "context" : choice.finish_reason;
       }
       live.changed();
     }
@@ -53,6 +55,23 @@ export async function generate(path, body, versions, live, signal) {
       version.stats.seconds = ((last[i] ?? performance.now()) - began) / 1000;
     });
     live.changed();
+  }
+}
+
+// Sends a request. Of a conversation that is too long for the context, the oldest turns are left out: an eighth of them, at
+// least one, until the server takes it. Returns the response, and how many turns were left out.
+async function sendFitting(path, body, signal) {
+  let { messages } = body;
+  for (let leftOut = 0; ; ) {
+    try {
+      return [await send(path, { body: messages ? { ...body, messages } : body, signal }), leftOut];
+    } catch (error) {
+      const turns = (messages ?? []).flatMap((message, i) => (message.role === "user" ? [i] : []));
+      if (error.code !== "context_length_exceeded" || turns.length < 2) throw error;
+      const count = Math.ceil((turns.length - 1) / 8);
+      messages = [...messages.slice(0, turns[0]), ...messages.slice(turns[count])];
+      leftOut += count;
+    }
   }
 }
 

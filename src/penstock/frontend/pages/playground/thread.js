@@ -27,7 +27,12 @@ export function Stats({ version }) {
     speed && [`${speed.toFixed(speed < 10 ? 1 : 0)} tok/s`, "Tokens per second after the first one"],
     tokens > 0 && [`${formatCount(tokens)} tokens`, "Output tokens"],
     stats.prompt !== undefined && [`${formatCount(stats.cached)} of ${formatCount(stats.prompt)} prompt tokens cached`, "Found in the prefix cache"],
-    { length: ["cut off at max tokens", "The answer reached its limit"], stopped: ["stopped", "You stopped it"] }[finish],
+    {
+      length: ["cut off at max tokens", "The answer reached its limit"],
+      context: ["cut off: the context is full", "The conversation and the answer have as many tokens as the model can see"],
+      stopped: ["stopped", "You stopped it"],
+    }[finish],
+    stats.leftOut && [`${stats.leftOut === 1 ? "oldest turn" : `${stats.leftOut} oldest turns`} left out`, "The conversation is longer than the context: the model did not see its beginning"],
   ];
   return html`<ul class="stats" aria-label="Statistics">${parts.filter(Boolean).map(([text, title]) => html`<li title=${title}>${text}</li>`)}</ul>`;
 }
@@ -115,7 +120,7 @@ export function Answer({ message, actions, settings, schema, tools, last }) {
       <${CopyButton} text=${version.text} label="Copy the answer" />
       <${Tool} icon="redo" label="Regenerate (Alt+R)" onClick=${() => actions.regenerate(message)} />
       <${Tool} icon="edit" label="Edit the answer" onClick=${() => setEditing(true)} />
-      ${last && version.finish !== "stop" && version.text && html`<${Tool} icon="right" label="Continue the answer" onClick=${() => actions.branch(message, version.text)} />`}
+      ${last && !["stop", "context"].includes(version.finish) && version.text && html`<${Tool} icon="right" label="Continue the answer" onClick=${() => actions.branch(message, version.text)} />`}
       <${Tool} icon="tokens" label=${hasTokens ? "Show tokens (Alt+T)" : "Tokens: turn on Record probabilities, then regenerate"} data-tokens aria-pressed=${tokens && hasTokens}
         disabled=${!hasTokens} onClick=${() => setTokens(!tokens)} />
       <${Stats} version=${version} />

@@ -1,5 +1,6 @@
 // Requests to the server that this page came from.
 const KEY = "penstock.key";
+const LOST = "The connection was lost before the answer was complete. Is the server running?";
 let remembered = "";
 
 export function readKey() {
@@ -56,8 +57,10 @@ export async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new RequestError("The stream ended early: the connection was lost.", 0);
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new RequestError(LOST, 0);
+    });
+    if (done) throw new RequestError(LOST, 0);
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
