@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
+from penstock.cli.sections import SECTIONS
 from penstock.config.defaults import DEFAULTS
 from penstock.config.settings import Settings
 from penstock.weights.packaged import EMBEDDED
@@ -53,6 +54,27 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_every_setting_is_a_flag() -> None:
     assert {*ENGINE, *SERVER} - {"config"} == set(Settings.model_fields) - {"model"}
+
+
+def test_help_has_every_flag_once_and_those_of_settings_below_headings(run_command: RunCommand) -> None:
+    assert {name for names in SECTIONS.values() for name in names} == {*ENGINE, *SERVER} - {"seed"}  # run has its own
+    for command in (["serve"], ["run"], ["plan"], ["batch"], ["verify"], ["embed"], ["bench", "quality"]):
+        shown = run_command(*command, "--help").stdout
+        sections = dict(re.findall(r"^(\S[^:\n]*):\n((?:  .*\n|$)+)", shown, re.MULTILINE))
+        assert "--max-model-len" in sections["Memory and batches"] and "--help" in sections["Options"], command
+        assert "--dtype" in sections["Model"] and ("Server" in sections) == (command[0] in ("serve", "plan"))
+        flags = re.findall(r"^  (--[a-z0-9-]+)", shown, re.MULTILINE)
+        assert len(flags) == len(set(flags)) and {flag_of(name) for name in ENGINE} <= {*flags}
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def test_the_list_of_commands_has_whole_sentences(run_command: RunCommand) -> None:
+    for command in ((), ("bench",)):
+        rows = run_command(*command, "--help").stdout.partition("Commands:\n")[2].splitlines()
+        assert rows and all(row.endswith(".") and not row.endswith("...") for row in rows), rows
 
 
 def test_numbers_in_help_are_the_defaults() -> None:

@@ -10,6 +10,7 @@ from penstock.cli.chat.flags import CHAT
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
+from penstock.cli.sections import SectionedHelp
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def bench_root(context: typer.Context) -> None:
 
 
 @app.command(
+    cls=SectionedHelp,
     short_help="Serve a model over HTTP.",
     help="Serve a model over HTTP with OpenAI's API, by default on http://127.0.0.1:8000.",
 )
@@ -78,6 +80,7 @@ def serve(
 
 
 @app.command(
+    cls=SectionedHelp,
     short_help="Chat with a model in the terminal.",
     help="Chat with a model in the terminal, or answer one PROMPT. Text on standard input is added to the prompt.",
 )
@@ -97,6 +100,7 @@ def run(
 
 
 @app.command(
+    cls=SectionedHelp,
     short_help="Show the memory, splits and settings of a model.",
     help="Show a model's memory, its possible splits, and every setting with its source. Loads no weights.",
 )
@@ -124,6 +128,7 @@ def plan(
 
 
 @app.command(
+    cls=SectionedHelp,
     short_help="Print the embeddings of texts.",
     help="Print the embedding of each TEXT as a line of JSON. Without TEXT, or with -, each line of standard input is "
     "a text.",
@@ -162,6 +167,7 @@ def print_completion(
 
 
 @app.command(
+    cls=SectionedHelp,
     short_help="Check what clients will meet when they use a model.",
     help="Check a model as it is loaded: template, special tokens, stop tokens, answers, quality. Exit status: 0, or 1 "
     "if there is a problem that clients will meet.",
@@ -200,7 +206,7 @@ def detect(
 
 
 @app.command(
-    cls=usage.PlainUsage,
+    cls=SectionedHelp,
     short_help="Answer the requests of a file.",
     help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
     "ended if the same command is given again.",
@@ -247,7 +253,11 @@ def replay(log: Annotated[str, typer.Argument(metavar="FILE", help="Written by p
     sys.exit(command(log))
 
 
-@bench.command(help="Measure the output tokens per second of fixed cases, beside their roofline and host time.")
+@bench.command(
+    cls=SectionedHelp,
+    short_help="Measure the output tokens per second of fixed cases.",
+    help="Measure the output tokens per second of fixed cases, beside their roofline and host time.",
+)
 @takes(ENGINE)
 def throughput(
     *,
@@ -262,7 +272,11 @@ def throughput(
     offline(model, cases, runs, json_file, flags, columns="throughput")
 
 
-@bench.command(help="Measure the time to the first token and between tokens of fixed cases.")
+@bench.command(
+    cls=SectionedHelp,
+    short_help="Measure the time to the first token and between tokens.",
+    help="Measure the time to the first token and between tokens of fixed cases.",
+)
 @takes(ENGINE)
 def latency(
     *,
@@ -278,6 +292,7 @@ def latency(
 
 
 @bench.command(
+    cls=SectionedHelp,
     short_help="Measure the perplexity of a text, with and without quantisation.",
     help="Measure the perplexity of a text. With --quantization or --kv-cache-dtype, also that of the model without "
     "them, and the change.",

@@ -37,7 +37,7 @@ class Command:
 
 
 def is_command(text: str) -> bool:
-    """True for lines such as `/set seed 1` and `exit`. `/etc/hosts` and a line that begins with a space are messages."""
+    """True for lines such as `/set seed 1` and `exit`. `/etc/hosts` and lines that begin with a space are messages."""
     return text.rstrip() in LEAVING or _COMMAND.fullmatch(text) is not None
 
 

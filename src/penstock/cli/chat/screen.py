@@ -60,7 +60,7 @@ class Screen:
         print(f"\x1b[{style}m{text}{RESET}" if self._styled_err else text, file=self._err, flush=True)
 
     def _fitted(self, text: str) -> list[str]:
-        """Returns the lines of `text`. Those wider than the terminal are broken between words, below the last column."""
+        """Returns the lines of `text`, those wider than the terminal broken between words, below their last column."""
         lines = text.splitlines()
         if not self._err.isatty():
             return lines

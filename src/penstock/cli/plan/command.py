@@ -48,10 +48,10 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         )
     file = read_gguf(found.path) if is_gguf(found.path) else None
     splits = fitting_splits(found, machine, devices, resolved)
-    _show(console, found, resolved, file)
+    _show_settings(console, resolved)
+    _show(console, found, resolved, file)  # after the long table, so that a terminal still shows it at the end
     show_choices(console, options, devices)
     show_splits(console, splits, devices)
-    _show_settings(console, resolved)
     if json_file is not None:
         figures = _as_json(found, resolved, splits, options, devices)
         if file is not None:
@@ -111,8 +111,8 @@ def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFil
 
 def _show_settings(console: Console, resolved: Resolved) -> None:
     table = Table(title="Settings", title_justify="left")
-    for heading in ("setting", "value", "from"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("setting", "value", "from"):  # one long value must not make every source take two lines
+        table.add_column(heading, overflow="fold", max_width=28 if heading == "value" else None)
     for name, (value, source) in resolved.provenance.items():
         table.add_row(name, _text(value), source)
     console.print(table)
