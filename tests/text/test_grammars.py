@@ -393,3 +393,19 @@ def test_accepted_schemas_decide_as_the_suite_says(machine: Machine) -> None:
                 elif file.stem != "format" and not has_whole_float(test["data"]):
                     assert given, where
     assert accepted > 150
+
+
+@pytest.mark.parametrize(
+    ("expression", "taken", "refused"),
+    [
+        (r"\d{2}", ["12"], ["٣٣", "1"]),
+        (r"[\d.]+", ["1.2"], ["1.٣", "d"]),
+        (r"\w\D", ["üx"], ["ü1"]),
+        (r"\\d", [r"\d"], ["1"]),
+    ],
+)
+def test_digits_in_an_expression_are_0_to_9(
+    machine: Machine, expression: str, taken: list[str], refused: list[str]
+) -> None:
+    grammar = Grammar("regex", expression, None)
+    assert [machine.accepts(grammar, text) for text in taken + refused] == [True] * len(taken) + [False] * len(refused)

@@ -1,6 +1,7 @@
 """Compiles a grammar with llguidance, within limits of its work."""
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from penstock.messages import Grammar
@@ -36,10 +37,16 @@ def compile_grammar(tokenizer: "LLTokenizer", grammar: Grammar) -> "LLMatcher":
     if grammar.kind == "json_schema":
         text = LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": WHITESPACE})
     elif grammar.kind == "regex":
-        text = LLMatcher.grammar_from_regex(grammar.text)
+        text = LLMatcher.grammar_from_regex(_with_plain_digits(grammar.text))
     else:
         text = LLMatcher.grammar_from_lark(grammar.text)
     return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+
+
+def _with_plain_digits(expression: str) -> str:
+    r"""Returns the expression with 0 to 9 for `\d`, as in a schema's `pattern`. llguidance takes the digits of all
+    scripts for it, and a model that has to write a digit now and then takes one of those."""
+    return re.sub(r"\\(.)", lambda found: "[0-9]" if found[1] == "d" else found[0], expression, flags=re.DOTALL)
 
 
 def lark_of_choices(choices: list[str]) -> str:
