@@ -138,6 +138,7 @@ def test_rerank_by_cosine(server: Server, exact: np.ndarray) -> None:
         ("/v1/embeddings", {"input": TEXTS}),
         ("/v2/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
         ("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}),
+        ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}),
     ],
 )
 def test_a_timeout_holds(server: Server, path: str, fields: dict[str, object]) -> None:

@@ -136,7 +136,7 @@ def plan_tokens(
 def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> MemoryRow:
     tokens = (max(num_blocks) - 1) * engine.block_size
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    note = f"{tokens} tokens in blocks of {engine.block_size}, {kept}"
+    note = f"{tokens:,} tokens in blocks of {engine.block_size}, {kept}"
     if any(group.window for group in facts.groups):
         note += f"; groups {', '.join(str(g.window) if g.window else 'full' for g in facts.groups)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)

@@ -180,6 +180,7 @@ RERANK = Wire(
         WireRoute("POST", "/v1/rerank", "answer", "rerank"),
         WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
         WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/v1/score", "answer", "score"),
         WireRoute("POST", "/classify", "answer", "classify"),
     ),
 )
