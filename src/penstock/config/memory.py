@@ -134,6 +134,8 @@ def plan_tokens(
 
 
 def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> MemoryRow:
+    if facts.pooling is not None and facts.pooling.encoder:
+        return MemoryRow("KV cache", 0, "an encoder keeps nothing between steps")
     tokens = (max(num_blocks) - 1) * engine.block_size
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     note = f"{tokens:,} tokens in blocks of {engine.block_size}, {kept}"

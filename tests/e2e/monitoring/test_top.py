@@ -6,6 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_top import Answers
 from tests.e2e.server import Server
 from tests.e2e.terminal import CTRL_C, Terminal
@@ -44,11 +46,12 @@ def test_once_prints_what_the_server_does(server: Server) -> None:
     assert re.search(r"memory bandwidth +[\d.]+%", shown) and re.search(r"compute +[\d.]+%", shown)
 
 
-def test_live_until_ctrl_c(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", [CTRL_C, "q"])
+def test_live_until_a_key_ends_it(server: Server, tmp_path: Path, key: str) -> None:
     with Terminal("top", server.url, "--interval", "0.2", state=str(tmp_path)) as terminal:
         for _ in range(3):  # screens
             terminal.until("last ")
-        terminal.press(CTRL_C)
+        terminal.press("x" + key)
         assert terminal.wait() == 0
         assert terminal.echoes()
     assert "Traceback" not in terminal.raw

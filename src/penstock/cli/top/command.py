@@ -1,9 +1,16 @@
 """Implements `penstock top`."""
 
+import contextlib
+import os
+import select
 import signal
+import sys
+import termios
 import time
+import tty
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from penstock.cli.top.scrape import NoServer, Scrape, scrape, server_url
 from penstock.config.texts import checked_flag
@@ -16,7 +23,7 @@ WINDOW = 10.0  # seconds that the current figures are about
 
 
 def top(url: str, once: bool, interval: float, api_key: str | None) -> None:
-    """Shows what a server does until Ctrl-C; with `once`, or without a terminal, one time, about one interval.
+    """Shows what a server does until Ctrl-C or q; with `once`, or without a terminal, one time, about one interval.
 
     Raises ValueError if no server answers at first. Later it waits until one does.
     """
@@ -41,22 +48,22 @@ def _watch(url: str, api_key: str | None, interval: float, first: Scrape, consol
     # SIGINT is blocked while Live switches to its own screen and back: an interrupt in between would leave the terminal
     # on the wrong screen.
     _hold_ctrl_c(True)
-    with Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as keys, Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
         try:
             _hold_ctrl_c(False)
-            _update(live, url, api_key, interval, first)
+            _update(live, url, api_key, interval, first, keys)
         except KeyboardInterrupt:
-            _hold_ctrl_c(True)  # until this process ends
+            pass
+        _hold_ctrl_c(True)  # until this process ends
 
 
-def _update(live: "Live", url: str, api_key: str | None, interval: float, first: Scrape) -> NoReturn:
-    """Scrapes the server once an interval and shows it, until KeyboardInterrupt."""
+def _update(live: "Live", url: str, api_key: str | None, interval: float, first: Scrape, keys: bool) -> None:
+    """Scrapes the server once an interval and shows it, until q is pressed. Raises KeyboardInterrupt."""
     from penstock.cli.top.screen import screen
 
     seen = deque([first])
     trouble = ""
-    while True:
-        time.sleep(interval)
+    while not _wait(interval, keys):
         try:
             seen.append(scrape(url, api_key))
             trouble = ""
@@ -66,6 +73,33 @@ def _update(live: "Live", url: str, api_key: str | None, interval: float, first:
             seen.popleft()
         before = seen[0] if len(seen) > 1 else None
         live.update(screen(url, seen[-1], before, trouble), refresh=True)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[bool]:
+    """While it lasts, keys arrive without Enter and do not appear. Yields False if there is no terminal to read from."""
+    if not sys.stdin.isatty():
+        yield False
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin, termios.TCSANOW)  # Ctrl-C still interrupts
+    try:
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _wait(seconds: float, keys: bool) -> bool:
+    """Returns True as soon as q is pressed, and False after `seconds`."""
+    end = time.monotonic() + seconds
+    while keys and (left := end - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left)[0]:
+            pressed = os.read(sys.stdin.fileno(), 64)
+            if b"q" in pressed:
+                return True
+            keys = bool(pressed)  # a terminal that is gone is always readable, and has nothing
+    time.sleep(max(0.0, end - time.monotonic()))
+    return False
 
 
 def _hold_ctrl_c(held: bool) -> None:
