@@ -77,7 +77,7 @@ def _update(live: "Live", url: str, api_key: str | None, interval: float, first:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[bool]:
-    """While it lasts, keys arrive without Enter and do not appear. Yields False if there is no terminal to read from."""
+    """While it lasts, keys arrive without Enter and do not appear. Yields False if there is no terminal to read."""
     if not sys.stdin.isatty():
         yield False
         return
