@@ -196,6 +196,7 @@ class Streams:
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
         self._earlier: EngineStats | None = None  # what earlier engines counted
+        self._ended_early = ""  # why a new engine ended between Ready and `resumed`
 
     @property
     def busy(self) -> bool:
@@ -273,8 +274,10 @@ class Streams:
         """Take note that the engine has failed. The first reason stays."""
         if self.failure:
             return
-        if self.down:  # a new engine did not start
-            if not self.info.done():
+        if self.down:  # a new engine did not start, or ended as soon as it was ready
+            if self.info.done():
+                self._ended_early = reason
+            else:
                 self.info.set_exception(EngineError(reason))
             return
         started = self.info.done() and not self.info.cancelled()  # else its start raises the reason
@@ -296,12 +299,15 @@ class Streams:
     def begin(self, incarnation: int) -> None:
         """Take the events of a new engine, which is being started."""
         self._incarnation = incarnation
+        self._ended_early = ""
         self.info = asyncio.get_running_loop().create_future()
 
     def resumed(self) -> None:
-        """Take note that the new engine is ready."""
+        """Take note that the new engine is ready. If it has ended since, it fails here."""
         self.down = ""
         self.on_state()
+        if self._ended_early:
+            self.fail(self._ended_early)
 
     def unfinished(self) -> list[Stream]:
         """The streams that the engine must go on with, in the order in which they were opened."""
