@@ -84,10 +84,15 @@ class ApiConnection:
                 self._release(name)
         self._out = Step()
         step = Step(stats, out.deltas, out.rejected, out.aborted, out.replies, out.begun)
-        if self._channel.behind:
+        if self._channel.behind or self._late:  # another channel's frame may have found room before `_drained` ran
             self._late.push(step)
         else:
             self.send(step)
+
+    def end(self, reason: str) -> None:
+        """Send that the engine has ended for good, after all that was posted."""
+        self._drained()
+        self.send(Ended(reason))
 
     def close(self) -> None:
         """Abort the requests of a process that has ended or left the version. May be called twice."""
@@ -239,7 +244,7 @@ class Hub:
         if self.client.failure and not self._ended:
             self._ended = True
             for connection in self._connections:
-                connection.send(Ended(self.client.failure))
+                connection.end(self.client.failure)
 
     def _look(self) -> EngineState:
         client, queue = self.client, self.client.queue
