@@ -10,10 +10,9 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import EngineState, Ready, Stop, decode_event, encode
 from penstock.engine.queue import RequestQueue
+from penstock.engine.shared.orders import GONE
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
-
-_GONE = "the process that has the engine has ended"
 
 
 class SharedEngine:
@@ -106,7 +105,7 @@ class SharedEngine:
         try:
             event = decode_event(frame)
         except msgspec.DecodeError as error:
-            self._end(f"{_GONE}, or is of another version: {error}")
+            self._end(f"{GONE}, or is of another version: {error}")
             return
         match event:
             case EngineState():
@@ -117,7 +116,7 @@ class SharedEngine:
                 self._streams.take(event)
 
     def _lost(self) -> None:
-        self._end(_GONE)
+        self._end(GONE)
 
     def _end(self, reason: str) -> None:
         if self._ready.done():

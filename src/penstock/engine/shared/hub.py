@@ -16,7 +16,6 @@ from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import (
     Abort,
     Add,
-    Cause,
     Control,
     Ended,
     EngineState,
@@ -30,7 +29,7 @@ from penstock.engine.link.wire import (
 )
 from penstock.engine.shared.orders import answered
 from penstock.engine.streams import Stream
-from penstock.messages import DeadlineExceeded, EndsEngines, EngineError, EngineStats, GenerateRequest, QueueFull
+from penstock.messages import EngineError, EngineStats, GenerateRequest
 
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
@@ -79,7 +78,7 @@ class ApiConnection:
                 out.begun.append(name)
             out.deltas.extend(stream.take())
             if stream.error is not None:
-                out.rejected.append(_rejected(name, stream.error))
+                out.rejected.append(Rejected.of(name, stream.error))
             if stream.error is not None or not stream.in_engine:
                 self._release(name)
         self._out = Step()
@@ -131,7 +130,7 @@ class ApiConnection:
         try:
             stream = self._hub.client.open(request)
         except (ValueError, EngineError) as error:
-            self._out.rejected.append(_rejected(name, error))
+            self._out.rejected.append(Rejected.of(name, error))
             self._hub.flush_soon()
             return
         self._streams[name] = stream
@@ -250,16 +249,3 @@ class Hub:
         client, queue = self.client, self.client.queue
         limits = (queue.max_waiting, queue.max_waiting_tokens)
         return EngineState(client.info, _NONE, client.restarting, client.asleep, client.restarts, *limits)
-
-
-def _rejected(name: str, error: Exception) -> Rejected:
-    cause: Cause = "request"
-    if isinstance(error, EngineError):
-        cause = "engine"
-    elif isinstance(error, DeadlineExceeded):
-        cause = "deadline"
-    elif isinstance(error, EndsEngines):
-        cause = "ends engines"
-    elif isinstance(error, QueueFull):
-        return Rejected(name, str(error), "queue", error.retry_after)
-    return Rejected(name, str(error), cause)
