@@ -174,9 +174,8 @@ class TestRefusals:
         [
             ({"max_num_seqs": 0}, "max_num_seqs=0"),
             ({"max_model_len": 0}, "max_model_len=0"),
-            ({"num_drafts": -1}, "num_drafts=-1"),
+            ({"speculation": "ngram", "max_step_drafts": 1}, "num_speculative_tokens=0"),
             ({"max_num_batched_tokens": 7}, "raise max_num_batched_tokens to 8"),
-            ({"num_drafts": 2, "max_num_batched_tokens": 23}, "raise max_num_batched_tokens to 24"),
         ],
     )
     def test_limits_that_contradict(self, limits: dict[str, int], message: str) -> None:

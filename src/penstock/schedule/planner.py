@@ -33,12 +33,12 @@ class Planner:
         model: StepModel,
     ) -> None:
         self._config = config
-        self._per_decode = 1 + config.num_drafts  # tokens of a decoding sequence in a step
         self._depth = capacity.depth
-        self._late_ids = capacity.late_ids
+        # Drafts follow the last token, so with speculation a plan builds upon no token that is yet to be sampled.
+        self._late_ids = capacity.late_ids and (speculation is None or capacity.depth == 1)
         self._whole_prompts = capacity.whole_prompts
         # If plans cannot build upon each other, each gets a part of the sequences, and as large a part of the tokens.
-        self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
+        self._budget = -(-config.max_num_batched_tokens // (1 if self._late_ids else capacity.depth))
         self._cache = cache
         self._live = live
         self._speculation = speculation
@@ -85,29 +85,27 @@ class Planner:
             return 0
         context = prompts[0].planned if prompts else 0
         allowed = self._model.prompt_tokens(decodes, context, self._config.target_step_time)
-        held = max(0, step.budget - decodes * self._per_decode - allowed - len(prompts))
+        held = max(0, step.budget - decodes - allowed - len(prompts))
         step.budget -= held
         return held
 
     def _continue_running(self, step: StepDraft) -> None:
         """Plan work for running sequences, as far as there are blocks."""
         running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
-        per_decode = self._per_decode
-        no_drafts = per_decode == 1
         work, sequences = step.work, step.sequences
         others = 0
         for index, sequence in enumerate(running):
             end = sequence.planned + 1
-            if no_drafts and end == sequence.expected and end <= sequence.slots and end < sequence.limit:
+            if end == sequence.expected and end <= sequence.slots and end < sequence.limit:
                 # The common case, written out: one token with room for it.
                 sequence.planned = end
                 sequence.expected = end + 1
                 work.append(sequence.decode)
                 sequences.append(sequence)
             else:
-                # Leave the tokens of a decode step to each later sequence, however long this one's prompt is.
+                # Leave a token to each later sequence, however long this one's prompt is.
                 decodes, later = index - others, len(running) - index - 1
-                self._extend(sequence, step.budget - decodes - later * per_decode, step)
+                self._extend(sequence, step.budget - decodes - later, step)
                 others += 1
         decodes = len(running) - others
         step.take(decodes)
@@ -119,18 +117,13 @@ class Planner:
         for sequence in sequences:
             decodes -= sequence.planned + 1 == sequence.expected
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
-                self._extend(sequence, step.budget - decodes * self._per_decode, step)
+                self._extend(sequence, step.budget - decodes, step)
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
-        target = sequence.target
-        end = min(target, sequence.planned + allowance)
+        end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
-        drafts = self._config.num_drafts
-        # A grammar masks drafts of the scheduler; those of the executor are not known in time.
-        if drafts and end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
-            end = min(end + drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:
             reach = self._cache.reach(sequence)
             if reach == sequence.planned:
@@ -140,7 +133,7 @@ class Planner:
             end = min(end, reach)
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
-        step.add(sequence, end, max(end - target, 0))
+        step.add(sequence, end)
 
     def _take_block(self, sequence: Sequence) -> bool:
         """Preempt later sequences until every group has a block. Returns False when the sequence
@@ -206,7 +199,7 @@ class Planner:
             step.copies += self._cache.copies(sequence, hit)
             step.tails.append(hit.tails)
         step.introduce(sequence)
-        step.add(sequence, end, 0)
+        step.add(sequence, end)
 
     def _note_start(self, sequence: Sequence, computed: int, now: float) -> None:
         """Time and prefix hits count for the first start only, not for a return after preemption."""

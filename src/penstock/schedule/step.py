@@ -75,18 +75,17 @@ class StepDraft(msgspec.Struct):
             )
         )
 
-    def add(self, sequence: Sequence, end: int, drafts: int) -> None:
-        """Compute the sequence's tokens up to `end`, the last `drafts` of which are not known yet."""
+    def add(self, sequence: Sequence, end: int) -> None:
+        """Compute the sequence's tokens up to `end`."""
         count = end - sequence.planned
-        sample = end - drafts == sequence.expected
-        decode = count == 1 and sample  # no draft, as these come after a token
-        self.work.append(sequence.decode if decode else Work(sequence.id, count, sample, drafts))
+        sample = end == sequence.expected
+        self.work.append(sequence.decode if sample and count == 1 else Work(sequence.id, count, sample))
         self.sequences.append(sequence)
         self.take(count)
         sequence.planned = end
         if sample:
             sequence.expected = end + 1
-            self.decodes += count - drafts == 1 and end - drafts > sequence.num_prompt
+            self.decodes += count == 1 and end > sequence.num_prompt
 
     def seal(self, plan_id: int, gone: tuple[int, ...], now: float) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)

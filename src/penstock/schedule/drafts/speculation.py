@@ -178,7 +178,7 @@ class Speculation:
         end = sequence.planned + count
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
-        step.work[place] = Work(sequence.id, 1 + count, True, count, ids)
+        step.work[place] = Work(sequence.id, 1 + count, True, ids)
         step.take(count)
         sequence.planned = end
         sequence.expected += count
@@ -201,7 +201,7 @@ class Speculation:
             tokens = 0
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
                 tokens += len(given.token_ids)
-                if unit.draft_ids:
+                if unit.drafts:
                     drafted += unit.drafts
                     self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
                     self._looks = min(self._looks + (len(given.token_ids) - 1) / sequences, MOST_LOOKS)
