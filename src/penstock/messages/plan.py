@@ -23,7 +23,6 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: tuple[tuple[int, ...], ...]  # per KV group, including those this step needs
     sampling: SamplingParams
     choice: int
-    adapter: str = ""  # of the request; empty: the model as it is
     grammar: Grammar | None = None
     pooling: PoolingParams | None = None
 

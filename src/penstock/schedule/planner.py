@@ -1,6 +1,6 @@
 """Plans what the next step computes.
 
-Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. A
+Every step is decided anew from one rule: running sequences first, in the order of policy.py, then waiting ones. A
 sequence that lacks a block takes it from the last running one in that order, which starts over later. So does a waiting
 one of higher priority that lacks only a place. The first in the order is never preempted, and it fits alone, so every
 step makes progress.
@@ -16,12 +16,12 @@ from penstock.schedule.late import makes_late
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
-from penstock.schedule.step import Outstanding, StepDraft
+from penstock.schedule.step import Outstanding, StepBuilder
 from penstock.schedule.step_model import StepModel
 
 
 class Planner:
-    """Drafts steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
+    """Plans steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Planner:
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
-    def draft(self, outstanding: Collection[Outstanding], now: float) -> StepDraft:
+    def next_step(self, outstanding: Collection[Outstanding], now: float) -> StepBuilder:
         """The next step, beside the plans that are outstanding. It has no work where there is nothing to do."""
-        step = StepDraft(self._budget)
+        step = StepBuilder(self._budget)
         if self._live.waiting:
             self._make_place()
         held = self._hold_back(step) if self._config.target_step_time else 0
@@ -75,7 +75,7 @@ class Planner:
             self._preempt(sequence)
         self.gone.clear()
 
-    def _hold_back(self, step: StepDraft) -> int:
+    def _hold_back(self, step: StepBuilder) -> int:
         """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time.
         Return how many."""
         running = self._live.running
@@ -89,7 +89,7 @@ class Planner:
         step.budget -= held
         return held
 
-    def _continue_running(self, step: StepDraft) -> None:
+    def _continue_running(self, step: StepBuilder) -> None:
         """Plan work for running sequences, as far as there are blocks."""
         running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
         work, sequences = step.work, step.sequences
@@ -111,7 +111,7 @@ class Planner:
         step.take(decodes)
         step.decodes += decodes
 
-    def _continue_known(self, step: StepDraft, outstanding: int) -> None:
+    def _continue_known(self, step: StepBuilder, outstanding: int) -> None:
         """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""
         sequences, decodes = take_share(self._live.running, self._depth, outstanding)
         for sequence in sequences:
@@ -119,7 +119,7 @@ class Planner:
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
                 self._extend(sequence, step.budget - decodes, step)
 
-    def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
+    def _extend(self, sequence: Sequence, allowance: int, step: StepBuilder) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
         end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
@@ -168,7 +168,7 @@ class Planner:
         victim.preemptions += 1
         self.preemptions += 1
 
-    def _admit_waiting(self, step: StepDraft, outstanding: Collection[Outstanding], now: float) -> None:
+    def _admit_waiting(self, step: StepBuilder, outstanding: Collection[Outstanding], now: float) -> None:
         """Start waiting sequences in order, each only if all its known tokens fit. None overtakes another.
 
         So none is admitted while a running sequence lacks a block, and none that was preempted in this step.
@@ -190,7 +190,7 @@ class Planner:
             self._note_start(sequence, hit.computed, now)
             self._start(sequence, hit, step)
 
-    def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
+    def _start(self, sequence: Sequence, hit: Hit, step: StepBuilder) -> None:
         self._live.start(sequence)
         self._cache.start(sequence, hit)
         end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))

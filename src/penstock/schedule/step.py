@@ -40,8 +40,8 @@ class Outstanding(msgspec.Struct, frozen=True):
         return max(live)[-1] if live else None
 
 
-class StepDraft(msgspec.Struct):
-    """Collects a plan."""
+class StepBuilder(msgspec.Struct):
+    """Collects the work of a step, until `seal` makes it a plan."""
 
     budget: int  # tokens that may still be computed
     computed: int = 0  # tokens that the work computes
@@ -69,7 +69,6 @@ class StepDraft(msgspec.Struct):
                 tuple(map(tuple, sequence.tables)),
                 sequence.request.message.sampling,
                 sequence.choice,
-                sequence.request.message.adapter,
                 sequence.request.message.grammar,
                 sequence.request.message.pooling,
             )
@@ -88,6 +87,7 @@ class StepDraft(msgspec.Struct):
             self.decodes += count == 1 and end > sequence.num_prompt
 
     def seal(self, plan_id: int, gone: tuple[int, ...], now: float) -> tuple[StepPlan, Outstanding]:
+        """Return the plan, and what `apply` needs of it."""
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
         sequences, tails = tuple(self.sequences), tuple(self.tails)
