@@ -45,7 +45,7 @@ class Stream:
         self._names: dict[int, str] = {}  # the engine's names of choices that were resumed apart
         self._buffer = DeltaBuffer()
         self.error: Exception | None = None  # what the stream ends with, after what has been pushed
-        self._refused = False  # by the engine
+        self._refused = False  # by the engine, which works on no part of it
         self._reader: asyncio.Future[None] | None = None  # of `read`, while it blocks
         self.notify: Callable[[], None] = self._wake_reader  # called after each change
 
@@ -80,8 +80,9 @@ class Stream:
 
     def reject(self, rejected: Rejected) -> None:
         """The request is not served, or no longer."""
-        # Others of a late request's choices may still run: `Streams.close` returns their names.
-        self._refused = rejected.cause != "deadline"
+        # Other choices of a late request, or of one whose choices went on apart, may still run: `Streams.close` returns
+        # their names.
+        self._refused = rejected.cause != "deadline" and not self._names
         self.fail(rejected.error())
 
     def fail(self, error: Exception) -> None:
