@@ -189,7 +189,6 @@ def decoder_spec(
         ),
         duplicates=((f"{prefix}{names.head}.weight", f"{prefix}{names.embedding}.weight"),) if tie else (),
         base_prefix="" if prefix else names.embedding.partition(".")[0] + ".",
-        learned_positions=bool(names.positions),
         **model,
     )
 

@@ -256,9 +256,10 @@ class ModelSpec:
     `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
-    says which tokens a query of group g sees. Layers with a state (see PageShape)
-    are in none. A rank has all groups, also those without a layer of its own. Its embedding and head, if it has them,
-    are rows `vocab_start` to `vocab_start + vocab_size` of the model's `vocab_total`.
+    says which tokens a query of group g sees. Layers with a state (see PageShape) are in none. A rank has all groups,
+    also those without a layer of its own. Its embedding and head, if it has them, are rows `vocab_start` to
+    `vocab_start + vocab_size` of the model's `vocab_total`. If there is a parameter `embedding.positions.weight`
+    [max_position, hidden], it is added to the embedding.
     """
 
     family: str
@@ -275,7 +276,6 @@ class ModelSpec:
     residual_scale: float = 1.0  # what attention and the MLP add to the residual is multiplied by it
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits are bounded: softcap * tanh(logit / softcap); 0: not
-    learned_positions: bool = False  # `embedding.positions.weight` [max_position, hidden] is added to the embedding
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
