@@ -93,7 +93,7 @@ class StepPlanner:
             [occupant.row for occupant in occupants],
             [work.count for work in plan.work],
             [work.sample for work in plan.work],
-            [work.drafts for work in plan.work],
+            [len(work.draft_ids) for work in plan.work],
         )
         decodes = units.decodes
         graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and decodes else None

@@ -290,8 +290,8 @@ class Scheduler:
         if given.prompt_logprobs:
             sequence.add_rows(given.prompt_logprobs)
         computed = sequence.computed + work.count
-        if work.drafts:
-            refused = 1 + work.drafts - len(given.token_ids)
+        if work.draft_ids:
+            refused = 1 + len(work.draft_ids) - len(given.token_ids)
             sequence.planned -= refused
             sequence.expected -= refused
             # Accepted drafts after the token that ended the sequence do not count either.

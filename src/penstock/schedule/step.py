@@ -28,8 +28,8 @@ class Outstanding(msgspec.Struct, frozen=True):
     @staticmethod
     def check(work: Work, answer: SequenceResult) -> None:
         """Raise ValueError when `answer` is not one of this unit of work."""
-        count = len(answer.token_ids)
-        answered = work.sample <= count <= work.sample + work.drafts or answer.error or (answer.pooled and not count)
+        count, most = len(answer.token_ids), work.sample + len(work.draft_ids)
+        answered = work.sample <= count <= most or answer.error or (answer.pooled and not count)
         if answer.seq != work.seq or not answered:
             raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
 

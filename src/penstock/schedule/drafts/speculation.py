@@ -200,11 +200,13 @@ class Speculation:
         if step.num_tokens > sequences:
             tokens = 0
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
-                tokens += len(given.token_ids)
-                if unit.drafts:
-                    drafted += unit.drafts
-                    self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
-                    self._looks = min(self._looks + (len(given.token_ids) - 1) / sequences, MOST_LOOKS)
+                gained = len(given.token_ids)
+                tokens += gained
+                if unit.draft_ids:
+                    drafts = len(unit.draft_ids)
+                    drafted += drafts
+                    self._note_drafts(sequence, drafts, gained - 1)
+                    self._looks = min(self._looks + (gained - 1) / sequences, MOST_LOOKS)
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
