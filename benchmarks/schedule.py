@@ -84,23 +84,22 @@ def conversation_request(number: int, rng: random.Random) -> GenerateRequest:
     return request(number, prompt, output, rng)
 
 
-def scheduler_for(running: int, windows: tuple[int, ...], depth: int, drafts: int) -> Scheduler:
+def scheduler_for(running: int, windows: tuple[int, ...], depth: int) -> Scheduler:
     """A scheduler with enough blocks that no sequence is preempted."""
     blocks = 1 + running * MAX_MODEL_LEN // BLOCK_SIZE
     groups = tuple(KVGroup(blocks, Window(window)) for window in windows)
     config = SchedulerConfig(
         max_num_seqs=running,
-        max_num_batched_tokens=max(2048, running * (1 + drafts)),
+        max_num_batched_tokens=max(2048, running),
         max_model_len=MAX_MODEL_LEN,
-        num_drafts=drafts,
     )
     return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, "benchmark", vocab_size=1 << 20))
 
 
-def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int, drafts: int) -> dict[str, float]:
+def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int) -> dict[str, float]:
     """Times plan + apply while `running` sequences decode and none starts or ends."""
     rng = random.Random(0)
-    scheduler = scheduler_for(running, windows, depth, drafts)
+    scheduler = scheduler_for(running, windows, depth)
     for number in range(running):
         scheduler.add(request(number, rng.randrange(16, 512), MAX_MODEL_LEN, rng), 1.0)
     outstanding: deque[StepPlan] = deque()
@@ -119,7 +118,7 @@ def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int, 
 def conversations(running: int, steps: int, windows: tuple[int, ...]) -> dict[str, float]:
     """Measures waste and plan + apply while requests start and end. The first tenth of the steps is a warm-up."""
     rng = random.Random(1)
-    scheduler = scheduler_for(running, windows, 1, 0)
+    scheduler = scheduler_for(running, windows, 1)
     watch = Stopwatch()
     computed: dict[int, int] = {}  # by sequence
     waste: list[float] = []
@@ -151,13 +150,12 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=2000, help="measured steps, at most 3000")
     args = arguments.parse_args()
     rows: list[dict[str, Any]] = []
-    for name, windows, depth, drafts in (
-        ("decode", (0,), 1, 0),
-        ("decode, depth 2", (0,), 2, 0),
-        ("decode, full and window groups", (0, 512), 1, 0),
-        ("decode, 3 drafts", (0,), 1, 3),
+    for name, windows, depth in (
+        ("decode", (0,), 1),
+        ("decode, depth 2", (0,), 2),
+        ("decode, full and window groups", (0, 512), 1),
     ):
-        rows.append({"case": name, **decode_time(args.running, args.steps, windows, depth, drafts)})
+        rows.append({"case": name, **decode_time(args.running, args.steps, windows, depth)})
     rows.append({"case": "conversations", **conversations(args.running, args.steps, (0,))})
     write({"benchmark": "schedule", "running": args.running, "block_size": BLOCK_SIZE, "rows": rows}, args.json)
 

@@ -35,7 +35,7 @@ from penstock.engine.link.wire import Add, Command, Ended, Ready, Rejected, Step
 from penstock.engine.main import MODEL_BACKEND, run_engine
 from penstock.messages import EngineInfo, EngineStats, GenerateRequest, SamplingParams, StepResult
 from penstock.schedule.drafts.speculation import MOST_DELAY, Speculation
-from penstock.schedule.step import Outstanding, StepDraft
+from penstock.schedule.step import Outstanding, StepBuilder
 from penstock.text import Tokenizer
 
 CASES = "prose, greedy;prose, sampled;random, greedy;random, sampled"
@@ -63,7 +63,7 @@ class Switch:
         self.seconds = 0.0
         extend, note = Speculation.extend, Speculation.note
 
-        def switched_extend(speculation: Speculation, step: StepDraft, running: int) -> None:
+        def switched_extend(speculation: Speculation, step: StepBuilder, running: int) -> None:
             if self.on:
                 began = time.perf_counter()
                 extend(speculation, step, running)

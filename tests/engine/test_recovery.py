@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import recovery
-from penstock.engine.client import StreamingClient
+from penstock.engine.client import EngineLink, StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.messages import EndsEngines, EngineError, GenerateRequest
+from penstock.engine.link.wire import Ended, Ready
+from penstock.engine.queue import RequestQueue
+from penstock.engine.streams import Streams
+from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest
 from tests.engine.processes import alive
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
 from tests.schedule.simulated import request
@@ -21,6 +24,18 @@ from tests.schedule.simulated_executor import logprob_row
 
 Starter = Callable[..., Awaitable[StreamingClient]]
 SLOW = Scenario(step_seconds=0.003)
+INFO = EngineInfo(
+    model="simulated",
+    revision="",
+    vocab_size=8,
+    max_model_len=8,
+    max_num_seqs=8,
+    block_size=4,
+    num_blocks=(8,),
+    dtype="float32",
+    incarnation=1,
+    pid=0,
+)
 
 
 @pytest.fixture
@@ -188,6 +203,39 @@ async def test_an_engine_that_ends_too_often_is_not_started_again(
         await waiting[0]
     assert not client.healthy and not client.restarting
     assert time.monotonic() - began < 20
+
+
+class NoLink:
+    """A link to an engine that has ended."""
+
+    def send(self, frame: bytes) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_replaced() -> None:
+    """Its first and its last event may arrive together, before the client goes on with it."""
+    streams, started = Streams(incarnation=1, queue=RequestQueue.of(config())), []
+    ready = Ready(INFO, EngineStats())
+
+    async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
+        started.append(incarnation)
+        streams.take(ready)
+        if incarnation == 2:
+            streams.take(Ended("it has burnt out"))
+        return INFO, NoLink()
+
+    streams.take(ready)
+    client = StreamingClient(INFO, NoLink(), streams, None, restart=restart)
+    streams.take(Ended("the first one has ended"))
+    await until(lambda: started == [2, 3] and not client.restarting, "the third engine", 1)
+    assert client.healthy
+    await client.close()
 
 
 async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:

@@ -153,6 +153,17 @@ async def test_a_late_request_is_aborted_as_other_choices_may_run(streams: Strea
     assert streams.close(stream) == ["a"]
 
 
+async def test_of_choices_that_go_on_apart_the_others_are_aborted_when_one_is_rejected(streams: Streams) -> None:
+    stream = streams.open(request("a", n=2))
+    streams.take(step(delta(0, (5,))))
+    assert [each.request_id for each in streams.requests(stream)] == ["a#0", "a#1"]
+    streams.take(step(rejected=[Rejected("a#0", "no")]))
+    await stream.read()
+    with pytest.raises(RequestRejected, match="no"):
+        await stream.read()
+    assert "a#1" in streams.close(stream)
+
+
 async def test_a_resumed_request_with_tokens_has_met_its_first_deadline(streams: Streams) -> None:
     stream = streams.open(request("a", max_tokens=9, deadline=90.0, first_token_deadline=50.0))
     (first,) = streams.requests(stream)

@@ -21,7 +21,7 @@ from penstock.messages import Window
 from penstock.weights.checkpoint import tensor_shapes
 from tests.checkpoints import VARIANTS
 from tests.families.configurations import LLAMA, MIXTRAL, QWEN3_MOE
-from tests.families.divisible import stacked_shapes
+from tests.families.divisible import spec_of, stacked_shapes
 
 ONLY_VERSION_5 = (
     *("gemma3_linear", "ministral", "ministral3", "ministral3_far", "granite_4", "granite_4_dense"),
@@ -285,6 +285,10 @@ def test_optional_sizes_follow_from_others() -> None:
     assert (attention.num_kv_heads, attention.head_dim, attention.scale) == (4, 8, 8**-0.5)
     assert spec_from_config(config | {"head_dim": None}) == spec_from_config(config)
     assert spec_from_config(config).checkpoint_dtype == "float32"
+
+
+def test_a_null_rope_of_gpt_oss_counts_as_absent() -> None:
+    assert spec_of("gpt_oss", rope_parameters=None) == spec_of("gpt_oss")
 
 
 def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:

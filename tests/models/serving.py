@@ -24,7 +24,6 @@ from penstock.kernels import (
 )
 from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
 from penstock.runtime.device import HostDevice
-from penstock.runtime.jobs import Proposer
 from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import StepKernels
@@ -96,16 +95,12 @@ def make_pages(made: Parts, device: torch.device = HERE) -> KVPages:
     return KVPages(made.spec, made.num_blocks, config.block_size, dtype, device=device, rows=config.max_num_seqs)
 
 
-def make_runner(
-    folder: Path, *, recorded: bool = True, proposer: Proposer | None = None, **settings: Any
-) -> ModelRunner:
+def make_runner(folder: Path, *, recorded: bool = True, **settings: Any) -> ModelRunner:
     """Of `parts`, on this processor. Steps are recorded where kernels can record, unless told otherwise."""
     made = parts(folder, **settings)
     how = nullcontext() if recorded else patch("penstock.runtime.runner.RecordedStep", lambda step, *_, **__: step)
     with how:
-        return ModelRunner(
-            made.spec, made.parameters, made.kernels, made.config, make_pages(made), HostDevice(), proposer=proposer
-        )
+        return ModelRunner(made.spec, made.parameters, made.kernels, made.config, make_pages(made), HostDevice())
 
 
 def make_device_runner(
@@ -114,7 +109,6 @@ def make_device_runner(
     device: torch.device = HERE,
     step_kernels: StepKernels | None = None,
     capture: bool = True,
-    proposer: Proposer | None = None,
     depth: int = 2,
     **settings: Any,
 ) -> ModelRunner:
@@ -130,7 +124,6 @@ def make_device_runner(
         make_pages(made, device),
         device_at(device),
         step_kernels=step_kernels,
-        proposer=proposer,
     )
     if capture:
         runner.capture(progress=False)

@@ -22,7 +22,7 @@ from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, FIRST, LENGTH
 from penstock.messages import Window
 from penstock.models import GroupInput, LayerCache, LayerParameters
 from penstock.models.attention import ATTENTION_KINDS
-from penstock.runtime.pages import KVArena, KVPages, arena_bytes
+from penstock.runtime.pages import KVPages
 from tests.checkpoints import tiny_model
 from tests.models.logits import kernels_on, logits_of, make_prompts
 
@@ -201,18 +201,3 @@ def test_ranks_divide_a_kind_as_it_says() -> None:
     assert shapes["layers.1.output.weight"] == (hidden, 2 * WIDTH)
     assert parts[1].group_page(1) == spec.group_page(1)
     assert shard(spec, Place()) == spec
-
-
-def test_two_models_share_an_arena() -> None:
-    first, second = toy_model(LATENT), toy_model(LATENT, LATENT)
-    sizes = [(spec, (4, 5), 16, torch.float32) for spec in (first, second)]
-    arena = KVArena(sum(arena_bytes(*size) for size in sizes))
-    pages = [KVPages(*size, arena=arena) for size in sizes]
-    for number, each in enumerate(pages):
-        for group in each.groups:
-            group[1:] = number + 1
-    for number, each in enumerate(pages):
-        assert all((group[1:] == number + 1).all() and not group[0].any() for group in each.groups)
-    assert arena.left == 0
-    with pytest.raises(ValueError, match="0 bytes left, and pages of"):
-        KVPages(*sizes[0], arena=arena)

@@ -278,14 +278,6 @@ def test_prompt_logprobs(chunk: int, driver: Driver) -> None:
     assert last.token_id == result.token_ids[0] == expected[-1].argmax()
 
 
-def test_a_grant_of_drafts_may_be_left_unused(driver: Driver) -> None:
-    tokens = prompt(6)
-    expected = greedy(driver, tokens, 3)
-    (first,) = driver.step(Work(1, 6, True), new=(new(1, tokens, first_block=1),))
-    (second,) = driver.step(Work(1, 4, True, drafts=3))
-    assert [*first.token_ids, *second.token_ids, *driver.tokens(1, 1)] == expected
-
-
 def test_contradictory_plans_are_refused(driver: Driver) -> None:
     start = new(1, prompt(6), first_block=1)
     with pytest.raises(RuntimeError, match="sequence 1, which is not known"):

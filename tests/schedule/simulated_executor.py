@@ -91,7 +91,6 @@ class SimulatedExecutor:
     capacity: Capacity
     config: SchedulerConfig
     fails: Callable[[SamplingParams, int, int], bool] = lambda sampling, choice, length: False
-    draft_accuracy: float = 0.6
     rows: dict[int, Row] = field(default_factory=dict)
     results: deque[tuple[StepResult, Touched]] = field(default_factory=deque)
     last_plan: int = 0
@@ -174,6 +173,8 @@ class SimulatedExecutor:
         assert known >= 1
         assert end == len(row.tokens) if work.sample else end < len(row.tokens)
         assert work.sample or not work.drafts
+        unknown = {answer.seq for result, _ in self.results for answer in result.results if answer.token_ids}
+        assert not work.drafts or work.seq not in unknown, "drafts do not follow the last token"
         row.failed = row.failed or self.fails(row.sampling, row.choice, len(row.tokens))
         if row.failed:
             for position in range(row.position, row.position + work.count):
@@ -182,8 +183,9 @@ class SimulatedExecutor:
             row.tokens += [0] * (row.position + 1 - len(row.tokens)) if work.sample else []
             return SequenceResult(work.seq, error="simulated failure")
         start = row.position
-        assert len(work.draft_ids) in (0, work.drafts)
-        drafts, hashes = self._given(row, work.draft_ids) if work.draft_ids else self._propose(row, work.drafts)
+        hashes = list(row.hashes)
+        for token in work.draft_ids:
+            hashes.append(mix(hashes[-1], token))
         for position in range(start, start + work.count):
             self._store(work.seq, row, position, hashes[position])
             self._attend(work.seq, row, position, hashes)
@@ -194,7 +196,7 @@ class SimulatedExecutor:
         if not work.sample:
             return SequenceResult(work.seq, prompt_logprobs=rows)
         accepted = []
-        for draft in [*drafts, None]:
+        for draft in [*work.draft_ids, None]:
             token = sample(row.hashes[-1], row.sampling, row.choice, len(row.tokens) - row.num_prompt)
             accepted.append(token)
             row.tokens.append(token)
@@ -206,26 +208,6 @@ class SimulatedExecutor:
         assert len(row.tokens) <= limit, "planned beyond what the sequence may have"
         logprobs = b"".join(map(logprob_row, accepted)) if row.sampling.logprobs is not None else b""
         return SequenceResult(work.seq, tuple(accepted), logprobs, rows)
-
-    def _given(self, row: Row, drafts: tuple[int, ...]) -> tuple[list[int], list[int]]:
-        """The drafts of a plan, and the prefix hashes with them."""
-        hashes = list(row.hashes)
-        for token in drafts:
-            hashes.append(mix(hashes[-1], token))
-        return list(drafts), hashes
-
-    def _propose(self, row: Row, count: int) -> tuple[list[int], list[int]]:
-        """Guesses of the next tokens, right with `draft_accuracy`, and the prefix hashes with them."""
-        hashes = list(row.hashes)
-        drafts = []
-        for i in range(count):
-            index = len(row.tokens) + i - row.num_prompt
-            token = sample(hashes[-1], row.sampling, row.choice, index)
-            if mix("draft", hashes[-1], row.choice) % 1000 >= self.draft_accuracy * 1000:
-                token = (token + 1) % VOCABULARY
-            drafts.append(token)
-            hashes.append(mix(hashes[-1], token))
-        return drafts, hashes
 
     def _store(self, seq: int, row: Row, position: int, content: object) -> None:
         size = self.capacity.block_size

@@ -90,20 +90,6 @@ def test_lower_priority_numbers_start_sooner() -> None:
     assert order == ["c", "a", "b"]
 
 
-def test_a_policy_decides_the_order() -> None:
-    """Shortest prompt first, as one would write it elsewhere."""
-    from penstock.schedule import Scheduler
-
-    sim = simulation(max_num_seqs=1)
-    sim.scheduler = Scheduler(sim.config, sim.capacity, policy=lambda request, arrival: (len(request.prompt_ids),))
-    for name, length in (("a", 9), ("b", 3), ("c", 6)):
-        sim.add(request(name, length, 1))
-    order = []
-    while sim.scheduler.has_work:
-        order += [delta.request_id for delta in sim.step()]
-    assert order == ["b", "c", "a"]
-
-
 def test_at_most_max_num_seqs_run() -> None:
     sim = simulation(max_num_seqs=3)
     for i in range(10):
@@ -174,9 +160,8 @@ class TestRefusals:
         [
             ({"max_num_seqs": 0}, "max_num_seqs=0"),
             ({"max_model_len": 0}, "max_model_len=0"),
-            ({"num_drafts": -1}, "num_drafts=-1"),
+            ({"speculation": "ngram", "max_step_drafts": 1}, "num_speculative_tokens=0"),
             ({"max_num_batched_tokens": 7}, "raise max_num_batched_tokens to 8"),
-            ({"num_drafts": 2, "max_num_batched_tokens": 23}, "raise max_num_batched_tokens to 24"),
         ],
     )
     def test_limits_that_contradict(self, limits: dict[str, int], message: str) -> None:
@@ -311,11 +296,3 @@ def test_every_delta_names_the_engines_life() -> None:
     sim.add(request("b"))
     deltas = [*sim.step(), *sim.scheduler.abort("a", 0.0), *sim.scheduler.finish("b", 0, "stop", 0, 0.0)]
     assert [delta.incarnation for delta in deltas] == [7] * 4
-
-
-def test_a_new_sequence_names_its_adapter() -> None:
-    sim = simulation()
-    sim.add(request("a", adapter="poems"))
-    sim.add(request("b"))
-    plan = sim.plan()
-    assert plan is not None and [new.adapter for new in plan.new] == ["poems", ""]

@@ -32,7 +32,7 @@ def busy(sim: Simulation, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_replay_gives_identical_plans(seed: int) -> None:
     file = io.BytesIO()
-    sim = simulation(blocks=17, windows=(0, 8), depth=1 + seed, log=EventFile(file, print), num_drafts=seed % 2)
+    sim = simulation(blocks=17, windows=(0, 8), depth=1 + seed, log=EventFile(file, print))
     busy(sim, seed)
     assert len(sim.plans) > 20
     assert replay(read_events(file.getvalue().splitlines())) == sim.plans

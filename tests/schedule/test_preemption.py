@@ -25,9 +25,8 @@ def test_64_requests_through_a_pool_that_holds_3(depth: int, windows: tuple[int 
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_pool_that_holds_1(caching: bool, drafts: int) -> None:
-    sim = simulation(blocks=7, depth=2, num_drafts=drafts, enable_prefix_caching=caching)
+def test_a_pool_that_holds_1(caching: bool) -> None:
+    sim = simulation(blocks=7, depth=2, enable_prefix_caching=caching)
     run_many(sim, 6, 5, 19, n=2)
 
 

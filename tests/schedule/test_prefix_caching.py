@@ -33,7 +33,7 @@ def test_a_shared_prefix_is_found_for_the_same_salt_only() -> None:
         sim.check_output(name)
 
 
-@pytest.mark.parametrize("fields", [{"adapter": "x"}, {"model_revision": "x"}, {"cache_salt": "x"}], ids=str)
+@pytest.mark.parametrize("fields", [{"model_revision": "x"}, {"cache_salt": "x"}], ids=str)
 def test_what_the_kv_depends_on_separates(fields: dict[str, str]) -> None:
     sim = simulation()
     prompt = PROMPT[:17]
@@ -44,8 +44,8 @@ def test_what_the_kv_depends_on_separates(fields: dict[str, str]) -> None:
 
 def test_fields_do_not_run_into_each_other() -> None:
     sim = simulation()
-    cached(sim, "a", PROMPT[:17], adapter="xy", model_revision="z")
-    assert cached(sim, "b", PROMPT[:17], adapter="x", model_revision="yz") == 0
+    cached(sim, "a", PROMPT[:17], cache_salt="xy", model_revision="z")
+    assert cached(sim, "b", PROMPT[:17], cache_salt="x", model_revision="yz") == 0
 
 
 def test_another_executor_has_other_keys() -> None:

@@ -117,15 +117,10 @@ def test_those_that_decode_do_not_hold_up_a_prompt(depth: int) -> None:
     blocks=st.integers(20, 80),
     seqs=st.integers(2, 8),
     extra=st.integers(0, 24),
-    drafts=st.integers(0, 2),
 )
-def test_nobody_starves(
-    depth: int, lengths: list[tuple[int, int]], blocks: int, seqs: int, extra: int, drafts: int
-) -> None:
+def test_nobody_starves(depth: int, lengths: list[tuple[int, int]], blocks: int, seqs: int, extra: int) -> None:
     """From one token of a sequence to its next it takes two rounds at most; and in the end everybody has its tokens."""
-    sim = stages(
-        depth, blocks=blocks, max_num_seqs=seqs, max_num_batched_tokens=seqs * (1 + drafts) + extra, num_drafts=drafts
-    )
+    sim = stages(depth, blocks=blocks, max_num_seqs=seqs, max_num_batched_tokens=seqs + extra)
     for i, (prompt, output) in enumerate(lengths):
         sim.add(request(f"r{i}", prompt, output))
     sim.run(limit=4000)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.messages import GenerateRequest
-from penstock.schedule.policy import PATIENCE, by_due_time
+from penstock.schedule.policy import PATIENCE, due_order
 from tests.schedule.simulated import Simulation, request, simulation
 
 MOST = 3  # the operator's range of priorities
@@ -34,11 +34,11 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 def test_a_request_is_never_behind_one_that_comes_much_later(a: GenerateRequest, b: GenerateRequest) -> None:
     bound = PATIENCE + 2 * MOST
     if b.arrival - a.arrival > bound + 1e-9:
-        assert by_due_time(a, a.arrival) < by_due_time(b, b.arrival)
+        assert due_order(a, a.arrival) < due_order(b, b.arrival)
     if a.deadline == a.first_token_deadline == b.deadline == b.first_token_deadline is None:
         gap = b.arrival - a.arrival
         if gap > 2 * MOST + 1e-9:  # without deadlines, priorities alone can put a later one first
-            assert by_due_time(a, a.arrival) < by_due_time(b, b.arrival)
+            assert due_order(a, a.arrival) < due_order(b, b.arrival)
 
 
 @pytest.mark.parametrize("blocks", [65, 12])  # 12: too few, so that running requests are preempted
@@ -65,14 +65,14 @@ def test_twelve_that_come_first_do_not_starve_the_thirteenth(blocks: int) -> Non
 
 
 def test_equal_requests_keep_the_order_in_which_they_came() -> None:
-    places = [by_due_time(request("r", arrival=arrival), arrival) for arrival in (1.0, 2.0, 2.0, 3.0)]
+    places = [due_order(request("r", arrival=arrival), arrival) for arrival in (1.0, 2.0, 2.0, 3.0)]
     assert places == sorted(places)
 
 
 def test_a_deadline_that_has_passed_does_not_move_a_request_before_its_arrival() -> None:
     late = request("r", arrival=50.0, deadline=1.0)
-    assert by_due_time(late, 50.0)[0] == 50.0
-    assert not math.isinf(by_due_time(request("r", arrival=50.0), 50.0)[0])
+    assert due_order(late, 50.0)[0] == 50.0
+    assert not math.isinf(due_order(request("r", arrival=50.0), 50.0)[0])
 
 
 def order_of_starts(sim: Simulation) -> list[str]:

@@ -263,7 +263,8 @@ class StreamingClient:
 
     async def _start(self, reason: str, delay: float | None) -> bool:
         """Start engines, the first after `delay` seconds, until one is ready. Gives up after several in a minute, and
-        for other weights: the client's tokenizer and the open streams are those of the ones before."""
+        for other weights: the client's tokenizer and the open streams are those of the ones before. Returns whether an
+        engine runs."""
         streams = self._streams
         assert self._restart is not None
         while delay is not None:
@@ -281,7 +282,7 @@ class StreamingClient:
                     return False
                 self.info = info
                 streams.resumed()
-                return True
+                return not streams.down
         streams.end(f"{reason}. It ended too often within a minute, and is not started again")
         return False
 

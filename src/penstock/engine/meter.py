@@ -1,4 +1,4 @@
-"""Counts steps and their seconds."""
+"""Adds up the seconds of steps."""
 
 from penstock.messages import Clock, StepTiming
 
@@ -13,20 +13,18 @@ class StepMeter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.mark = clock()  # when the last step's result came
-        self.steps = 0
         self._step = self._forward = self._sample = 0.0
 
     def resume(self) -> None:
-        """Start to count again after the loop was asleep."""
+        """Leave out the time since the last step, in which the loop was asleep."""
         self.mark = self._clock()
 
     def step(self, timing: StepTiming, now: float) -> None:
-        """Count a step whose result has come."""
+        """Add a step whose result has come."""
         self._step += now - self.mark
         self.mark = now
         self._forward += timing.forward
         self._sample += timing.sample
-        self.steps += 1
 
     @property
     def seconds(self) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from penstock.engine.link.merge import DeltaBuffer
-from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
+from penstock.engine.link.wire import Ended, Event, Ready, Rejected, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     EngineError,
@@ -40,14 +40,12 @@ class Stream:
         self._unread = 0  # tokens pushed since the last `read`
         choices = range(request.first_choice, request.first_choice + request.n)
         self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
-        self._begun = False  # some engine has sent something
-        self._endings: dict[
-            int, tuple[FinishReason, int]
-        ] = {}  # choices that the client ended, before the engine says so
+        self.has_tokens = False  # some engine has sent something
+        self._endings: dict[int, tuple[FinishReason, int]] = {}  # choices that the client ended, until the engine does
         self._names: dict[int, str] = {}  # the engine's names of choices that were resumed apart
         self._buffer = DeltaBuffer()
-        self._error: Exception | None = None
-        self._refused = False  # by the engine
+        self.error: Exception | None = None  # what the stream ends with, after what has been pushed
+        self._refused = False  # by the engine, which works on no part of it
         self._reader: asyncio.Future[None] | None = None  # of `read`, while it blocks
         self.notify: Callable[[], None] = self._wake_reader  # called after each change
 
@@ -55,11 +53,6 @@ class Stream:
     def in_engine(self) -> bool:
         """True while the engine may still work on the request."""
         return bool(self._outputs) and not self._refused
-
-    @property
-    def failed(self) -> bool:
-        """True if the stream ends with an error, which its consumer may not have read yet."""
-        return self._error is not None
 
     def push(self, delta: TokenDelta) -> None:
         """Take a delta that continues its choice; anything else means that tokens were lost, and ends the stream."""
@@ -70,7 +63,7 @@ class Stream:
         if delta.offset != expected and (delta.offset > expected or delta.finish_reason is None):
             self.fail(EngineError(f"choice {delta.choice}: expected token {expected}, got token {delta.offset}"))
             return
-        self._begun = True
+        self.has_tokens = True
         self.answered += 1
         self._unread += len(delta.token_ids)
         due = not output or self._unread >= self.gather
@@ -87,31 +80,22 @@ class Stream:
 
     def reject(self, rejected: Rejected) -> None:
         """The request is not served, or no longer."""
-        # Others of a late request's choices may still run: `Streams.close` returns their names.
-        self._refused = rejected.cause != "deadline"
+        # Other choices of a late request, or of one whose choices went on apart, may still run: `Streams.close` returns
+        # their names.
+        self._refused = rejected.cause != "deadline" and not self._names
         self.fail(rejected.error())
-
-    @property
-    def has_tokens(self) -> bool:
-        """True when some engine has sent something."""
-        return self._begun
 
     def fail(self, error: Exception) -> None:
         """End the stream after what has been pushed. The first error stays."""
-        self._error = self._error or error
+        self.error = self.error or error
         self.notify()
-
-    @property
-    def error(self) -> Exception | None:
-        """The error that the stream ends with, after what has been pushed."""
-        return self._error
 
     async def read(self) -> list[TokenDelta]:
         """Return new deltas merged per choice, none at the end. If there are none yet, blocks until `gather` tokens are
         there, or a choice's first token or end. Raises `fail`'s error. One reader may block at a time."""
         while not self._buffer:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if not self._outputs:
                 return []
             self._reader = asyncio.get_running_loop().create_future()
@@ -151,7 +135,7 @@ class Stream:
         for choice, (reason, keep) in self._endings.items():
             self.push(TokenDelta(self.request.request_id, choice, keep, (), reason))
         request = self.request
-        if not self._begun:
+        if not self.has_tokens:
             return [request]
         if request.n > 1:
             self._names = {choice: f"{request.request_id}#{choice}" for choice in self._outputs}
@@ -196,6 +180,7 @@ class Streams:
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
         self._earlier: EngineStats | None = None  # what earlier engines counted
+        self._ended_early = ""  # why a new engine ended between Ready and `resumed`
 
     @property
     def busy(self) -> bool:
@@ -273,8 +258,10 @@ class Streams:
         """Take note that the engine has failed. The first reason stays."""
         if self.failure:
             return
-        if self.down:  # a new engine did not start
-            if not self.info.done():
+        if self.down:  # a new engine did not start, or ended as soon as it was ready
+            if self.info.done():
+                self._ended_early = reason
+            else:
                 self.info.set_exception(EngineError(reason))
             return
         started = self.info.done() and not self.info.cancelled()  # else its start raises the reason
@@ -296,16 +283,19 @@ class Streams:
     def begin(self, incarnation: int) -> None:
         """Take the events of a new engine, which is being started."""
         self._incarnation = incarnation
+        self._ended_early = ""
         self.info = asyncio.get_running_loop().create_future()
 
     def resumed(self) -> None:
-        """Take note that the new engine is ready."""
+        """Take note that the new engine is ready. If it has ended since, it fails here."""
         self.down = ""
         self.on_state()
+        if self._ended_early:
+            self.fail(self._ended_early)
 
     def unfinished(self) -> list[Stream]:
         """The streams that the engine must go on with, in the order in which they were opened."""
-        return [stream for stream in self._streams.values() if stream.in_engine and not stream.failed]
+        return [stream for stream in self._streams.values() if stream.in_engine and stream.error is None]
 
     def requests(self, stream: Stream) -> list[GenerateRequest]:
         """Return what the engine must be sent to begin a stream, or to go on with it."""
@@ -364,7 +354,7 @@ class Streams:
                 stream.reject(rejected)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
-            self._answer(reply)
+            reply.settle(self._replies.pop(reply.serial, None))
         if self.on_step is not None:
             self.on_step()
 
@@ -377,12 +367,3 @@ class Streams:
         self.refused += 1
         if self.refused == 1:
             log.warning("refused a delta of incarnation %d; this is %d", delta.incarnation, self._incarnation)
-
-    def _answer(self, reply: ControlReply) -> None:
-        future = self._replies.pop(reply.serial, None)
-        if future is None or future.done():  # its caller has gone
-            return
-        if reply.error:
-            future.set_exception((EngineError if reply.cause == "engine" else ValueError)(reply.error))
-        else:
-            future.set_result(reply.text)

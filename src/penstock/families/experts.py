@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.families.hf_config import HFConfig
-from penstock.families.rows import joined
-from penstock.families.spec import LayerSpec, MoESpec, Parameter, TensorSource, stacked
+from penstock.families.spec import LayerSpec, MoESpec, Parameter, TensorSource, joined, stacked
 
 MAX_EXPERTS = 4096
 
@@ -162,8 +161,8 @@ def _of_stacks(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertN
     ]
     downs = [TensorSource(f"{down}[{i}]", 0, hidden, stored=names.stored, transposed=names.transposed) for i in held]
     parameters = [
-        joined(f"{ours}gate_up.weight", (hidden,), halves, ()),
-        joined(f"{ours}down.weight", (width,), downs, ()),
+        joined(f"{ours}gate_up.weight", (hidden,), halves, experts=len(held)),
+        joined(f"{ours}down.weight", (width,), downs, experts=len(held)),
     ]
     if moe.biases:
         for name, sources in (("gate_up.bias", halves), ("down.bias", downs)):
@@ -171,8 +170,8 @@ def _of_stacks(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertN
                 replace(source, name=source.name.replace("[", "_bias["), stored="", transposed=False)
                 for source in sources
             ]
-            parameters.append(joined(f"{ours}{name}", (), vectors, ()))
-    return [replace(parameter, experts=len(held)) for parameter in parameters]
+            parameters.append(joined(f"{ours}{name}", (), vectors, experts=len(held)))
+    return parameters
 
 
 def _fused_mlp(ours: str, theirs: str, moe: MoESpec, hidden: int, names: tuple[str, str]) -> list[Parameter]:
@@ -180,6 +179,6 @@ def _fused_mlp(ours: str, theirs: str, moe: MoESpec, hidden: int, names: tuple[s
     (gate_up, down), width = names, moe.shared_intermediate_size
     halves = [TensorSource(f"{theirs}{gate_up}.weight", 0, width, first) for first in (0, width)]
     return [
-        joined(f"{ours}gate_up.weight", (hidden,), halves, ()),
+        joined(f"{ours}gate_up.weight", (hidden,), halves),
         stacked(f"{ours}down.weight", (width,), (f"{theirs}{down}.weight", hidden)),
     ]

@@ -55,10 +55,9 @@ class HFConfig:
     def number(self, name: str, default: float | object = _REQUIRED, *, or_zero: bool = False) -> float:
         """A positive finite number; with `or_zero`, also zero."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise self._wrong(name, value, "a number above 0")
-        if value == 0 and not or_zero:
-            raise self._wrong(name, value, "a number above 0")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        if not number or (value == 0 and not or_zero):
+            raise self._wrong(name, value, "a number from 0" if or_zero else "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -138,7 +137,7 @@ class HFConfig:
 
     def with_section(self, name: str, **fields: Any) -> "HFConfig":
         """This configuration with fields of a nested object changed."""
-        return HFConfig({**self._fields, name: {**self._fields.get(name, {}), **fields}}, self._where)
+        return HFConfig({**self._fields, name: {**(self.get(name) or {}), **fields}}, self._where)
 
     def refuse(self, name: str, why: str) -> None:
         """Raise UnsupportedModel if the field is set: it changes the model's output and is not implemented."""
@@ -211,10 +210,10 @@ def layer_windows(
     elif len(types) != num_layers:
         raise config.unsupported("layer_types", f"with {len(types)} entries", f"one for each of {num_layers} layers")
     else:
-        for kind in types:
-            if kind not in names:
-                raise config.unsupported("layer_types", kind, ", ".join(names))
-        sliding = [names[kind] for kind in types]
+        for name in types:
+            if name not in names:
+                raise config.unsupported("layer_types", name, ", ".join(names))
+        sliding = [names[name] for name in types]
     if any(sliding) and not window:
         raise config.unsupported("sliding_window", config.get("sliding_window"), "a size, as layers use it")
     return tuple(window if slides else 0 for slides in sliding)

@@ -10,9 +10,9 @@ from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows
 from penstock.families.kinds.attention import GroupedQuerySpec, QKNorm, RopeSpec
 from penstock.families.rope_config import rope
-from penstock.families.rows import fused_heads, head_order, joined
+from penstock.families.rows import fused_heads, head_order
 from penstock.families.shared_layers import per_layer_parameters
-from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, stacked
+from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, joined, stacked
 from penstock.messages import Window
 
 MAX_LAYERS = 2000
@@ -189,7 +189,6 @@ def decoder_spec(
         ),
         duplicates=((f"{prefix}{names.head}.weight", f"{prefix}{names.embedding}.weight"),) if tie else (),
         base_prefix="" if prefix else names.embedding.partition(".")[0] + ".",
-        learned_positions=bool(names.positions),
         **model,
     )
 
@@ -232,7 +231,7 @@ class _ParameterMaker:
         parameters = [stacked("embedding.weight", width, (f"{self.prefix}{names.embedding}.weight", vocab))]
         if names.positions:
             source = TensorSource(f"{self.prefix}{names.positions}.weight", 0, positions, names.first_position)
-            parameters.append(joined("embedding.positions.weight", width, [source], ()))
+            parameters.append(joined("embedding.positions.weight", width, [source]))
         for index, layer in enumerate(layers):
             parameters += self.of_layer(f"layers.{index}.", f"{self.prefix}{names.layers}{index}.", layer)
         parameters += self._norm("norm", f"{self.prefix}{names.norm}")
@@ -297,7 +296,7 @@ def grouped_query_parameters(
         for name, width in zip(("q_norm.weight", "k_norm.weight"), widths, strict=True):
             if name == "k_norm.weight" and spec.kv_layer is not None:
                 continue
-            parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))
+            parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)]))
     if spec.qk_norm == "centered":  # a checkpoint has a row for each head
         for name, count in (("q_norm.weight", spec.num_heads), ("k_norm.weight", spec.num_kv_heads)):
             rows = [TensorSource(f"{theirs}{name}[{i}]", 0, spec.head_dim, order=order) for i in range(count)]

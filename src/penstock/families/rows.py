@@ -1,21 +1,9 @@
-"""Parameters made of parts of tensors: fused projections, and rows in the order that the kernels rotate."""
-
-from collections.abc import Sequence
-from dataclasses import replace
+"""The parts of tensors that attention is made of: fused projections, and rows in the order that the kernels rotate."""
 
 from penstock.families.kinds.attention import GroupedQuerySpec, RopeSpec
-from penstock.families.spec import Parameter, TensorSource
+from penstock.families.spec import TensorSource
 
 Order = tuple[tuple[int, int, int], ...]
-
-
-def joined(name: str, columns: tuple[int, ...], sources: Sequence[TensorSource], parts: tuple[int, ...]) -> Parameter:
-    """Returns a parameter whose rows are those of `sources`, one after the other. `parts` are as in Parameter."""
-    placed, start = [], 0
-    for source in sources:
-        placed.append(replace(source, start=start))
-        start += source.rows
-    return Parameter(name, (start, *columns), tuple(placed), parts=parts)
 
 
 def head_order(rope: RopeSpec, head_dim: int) -> Order:

@@ -286,16 +286,16 @@ def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Param
             own = part(rows, ranks, rank)
             sources += _rows_between(parameter.sources, start + own.start, start + own.stop)
             start += rows
-        return [replace(_stack(parameter, sources), parts=tuple(rows // ranks for rows in parameter.parts))]
+        return [replace(parameter.of(sources), parts=tuple(rows // ranks for rows in parameter.parts))]
     experts = part(parameter.experts, ranks, rank)
     each = len(parameter.sources) // parameter.experts
     held = parameter.sources[experts.start * each : experts.stop * each]
-    return [replace(_stack(parameter, held), experts=len(experts))]
+    return [replace(parameter.of(held), experts=len(experts))]
 
 
 def _take_rows(parameter: Parameter, rows: range) -> Parameter:
     """Those rows of a parameter that has one source."""
-    return _stack(parameter, [_rows_of(parameter.sources[0], rows)])
+    return parameter.of([_rows_of(parameter.sources[0], rows)])
 
 
 def _rows_between(sources: Sequence[TensorSource], first: int, last: int) -> list[TensorSource]:
@@ -318,12 +318,3 @@ def _take_columns(parameter: Parameter, columns: range) -> Parameter:
         for source in parameter.sources
     )
     return replace(parameter, shape=(parameter.shape[0], len(columns)), sources=sources)
-
-
-def _stack(parameter: Parameter, sources: Sequence[TensorSource]) -> Parameter:
-    """The parameter of these sources, one after the other."""
-    stacked, start = [], 0
-    for source in sources:
-        stacked.append(replace(source, start=start))
-        start += source.rows
-    return replace(parameter, shape=(start, *parameter.shape[1:]), sources=tuple(stacked))

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from penstock.families.hf_config import HFConfig
 from penstock.families.kinds.attention import GroupedQuerySpec
-from penstock.families.rows import joined
-from penstock.families.spec import LayerSpec, Parameter, PerLayerSpec, TensorSource, stacked
+from penstock.families.spec import LayerSpec, Parameter, PerLayerSpec, TensorSource, joined, stacked
 
 
 def per_layer_parameters(ours: str, theirs: str, spec: PerLayerSpec, hidden: int) -> list[Parameter]:
@@ -17,7 +16,7 @@ def per_layer_parameters(ours: str, theirs: str, spec: PerLayerSpec, hidden: int
     projection = TensorSource(f"{spec.stacked}per_layer_model_projection.weight", 0, width, first)
     return [
         Parameter(f"{ours}table.weight", (spec.rows, width), (rows,), precise=True),
-        joined(f"{ours}projection.weight", (hidden,), [projection], ()),
+        joined(f"{ours}projection.weight", (hidden,), [projection]),
         stacked(f"{ours}norm.weight", (), (f"{spec.stacked}per_layer_projection_norm.weight", width)),
         stacked(f"{ours}gate.weight", (hidden,), (f"{theirs}per_layer_input_gate.weight", width)),
         stacked(f"{ours}output.weight", (width,), (f"{theirs}per_layer_projection.weight", hidden)),

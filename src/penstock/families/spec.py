@@ -2,7 +2,8 @@
 from this alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -192,9 +193,7 @@ class Parameter:
             return "table"
         if self.name in ("embedding.weight", "head.weight"):
             return "vocabulary"
-        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
-            return "router"
-        if self.precise:
+        if self.precise or self.name.endswith((".router.weight", ".shared.gate.weight", "embedding.positions.weight")):
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
@@ -226,14 +225,29 @@ class Parameter:
             size *= length
         return size
 
+    def of(self, sources: Sequence[TensorSource]) -> "Parameter":
+        """The parameter with the rows of these sources, one after the other."""
+        placed, start = [], 0
+        for source in sources:
+            placed.append(replace(source, start=start))
+            start += source.rows
+        return replace(self, shape=(start, *self.shape[1:]), sources=tuple(placed))
+
+
+def joined(
+    name: str, columns: tuple[int, ...], sources: Sequence[TensorSource], parts: tuple[int, ...] = (), experts: int = 1
+) -> Parameter:
+    """A parameter whose rows are those of `sources`, one after the other; `columns` is its shape after dimension 0."""
+    return Parameter(name, (0, *columns), (), experts, parts=parts).of(sources)
+
 
 def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], experts: int = 1) -> Parameter:
-    """A parameter made of (tensor name, rows), stacked in order; `columns` is the shape after dimension 0."""
-    parts, start = [], 0
-    for source, rows in sources:
-        parts.append(TensorSource(source, start, rows))
+    """`joined`, of whole tensors: (name, rows) of each."""
+    placed, start = [], 0
+    for source, rows in sources:  # 50,000 of a large mixture, so each is made once
+        placed.append(TensorSource(source, start, rows))
         start += rows
-    return Parameter(name, (start, *columns), tuple(parts), experts)
+    return Parameter(name, (start, *columns), tuple(placed), experts)
 
 
 @dataclass(frozen=True)
@@ -242,9 +256,10 @@ class ModelSpec:
     `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
-    says which tokens a query of group g sees. Layers with a state (see PageShape)
-    are in none. A rank has all groups, also those without a layer of its own. Its embedding and head, if it has them,
-    are rows `vocab_start` to `vocab_start + vocab_size` of the model's `vocab_total`.
+    says which tokens a query of group g sees. Layers with a state (see PageShape) are in none. A rank has all groups,
+    also those without a layer of its own. Its embedding and head, if it has them, are rows `vocab_start` to
+    `vocab_start + vocab_size` of the model's `vocab_total`. If there is a parameter `embedding.positions.weight`
+    [max_position, hidden], it is added to the embedding.
     """
 
     family: str
@@ -261,7 +276,6 @@ class ModelSpec:
     residual_scale: float = 1.0  # what attention and the MLP add to the residual is multiplied by it
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits are bounded: softcap * tanh(logit / softcap); 0: not
-    learned_positions: bool = False  # `embedding.positions.weight` [max_position, hidden] is added to the embedding
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()

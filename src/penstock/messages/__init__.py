@@ -1,5 +1,5 @@
-"""Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing, and
-what a window sees."""
+"""Frozen structs that packages and processes exchange, and the protocols of engine client and executor. No behaviour
+but packing, and what a window sees."""
 
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,

@@ -23,26 +23,26 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: tuple[tuple[int, ...], ...]  # per KV group, including those this step needs
     sampling: SamplingParams
     choice: int
-    adapter: str = ""  # of the request; empty: the model as it is
     grammar: Grammar | None = None
     pooling: PoolingParams | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Compute the next `count` tokens of a sequence, the last `drafts` of which are drafts.
-
-    The drafts are `draft_ids` if there are any, else the executor proposes them itself.
+    """Compute the next `count` tokens of a sequence, the last of which are the drafts `draft_ids`.
 
     With `sample`, the unit ends at the sequence's last token and yields between 1 and 1 + drafts new tokens. That last
-    token may be one that an outstanding plan has yet to sample: the executor has it, the scheduler does not. The unit
-    begins at the executor's own position, as an outstanding plan may refuse drafts that the scheduler counted on.
+    token may be one that an outstanding plan has yet to sample: the executor has it, the scheduler does not.
     """
 
     seq: int
     count: int
     sample: bool
-    drafts: int = 0
-    draft_ids: tuple[int, ...] = ()  # the sequence has no other work outstanding then
+    draft_ids: tuple[int, ...] = ()  # a sequence that has any has no other work outstanding
+
+    @property
+    def drafts(self) -> int:
+        """The number of drafts."""
+        return len(self.draft_ids)
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,4 +1,4 @@
-"""The interfaces between rooms."""
+"""The interfaces of an engine's client and of an executor, and their errors."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol

@@ -35,10 +35,7 @@ class Hidden:
     output projection and MLP."""
 
     states: Tensor  # [tokens, hidden]
-    attended: Tensor | None = (
-        None  # [tokens, width] output of the last block's attention; None on a rank without the head
-    )
-
+    attended: Tensor | None = None  # [tokens, width] of the last block's attention; None on a rank without the head
     own: Tensor | None = None  # [tokens, width] embedding of the tokens for the last block, if it has one
 
     def __len__(self) -> int:

@@ -21,6 +21,7 @@ from penstock.kernels.attention import unscaled
 from penstock.kernels.linear import ACTIVATIONS as GATED
 from penstock.kernels.linear import UNGATED
 from penstock.messages import Window
+from penstock.models.norm import Norm
 from penstock.models.pooling import finished, pool
 from penstock.models.rope import rotary_frequencies
 
@@ -39,27 +40,14 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class LayerNorm:
-    """Computes LayerNorm."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, kernels: Kernels, x: Tensor) -> Tensor:
-        normed: Tensor = kernels.layer_norm(x, None, self.weight, self.bias, self.eps)[0]
-        return normed
-
-
-@dataclass(frozen=True)
 class _Layer:
     attention: BidirectionalSpec
     qkv: Any
     output: Any
-    attention_norm: LayerNorm | None
+    attention_norm: Norm | None
     up: Any
     down: Any
-    mlp_norm: LayerNorm
+    mlp_norm: Norm
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,7 @@ class LayerInput:
 @dataclass(frozen=True)
 class Places:
     """The places of the texts' tokens, and of their keys and values, which live as long as the step. A text begins with
-    a
-    block of its own. Arrays are int64."""
+    a block of its own. Arrays are int64."""
 
     lengths: NDArray[np.int64]  # [texts]
     starts: NDArray[np.int64]  # [texts + 1]: their first tokens, and the end of the last one
@@ -192,7 +179,7 @@ class Encoder:
         for layer in self._layers:
             rotation = rotations[layer.attention.rotary]
             x = (self._first_norms if self._encoder.norm_first else self._last_norms)(layer, x, step, rotation)
-        return x if self._last_norm is None else self._last_norm(self._kernels, x)
+        return x if self._last_norm is None else self._last_norm(self._kernels, x)[0]
 
     def pool(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """Returns fp32 [texts, width]: embeddings, or a classifier's logits."""
@@ -203,13 +190,14 @@ class Encoder:
 
     def _last_norms(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any) -> Tensor:
         assert layer.attention_norm is not None
-        x = layer.attention_norm(self._kernels, self._attend(layer, x, step, rotation, x))
-        return layer.mlp_norm(self._kernels, self._mlp(layer, x, x))
+        x = layer.attention_norm(self._kernels, self._attend(layer, x, step, rotation, x))[0]
+        normed: Tensor = layer.mlp_norm(self._kernels, self._mlp(layer, x, x))[0]
+        return normed
 
     def _first_norms(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any) -> Tensor:
-        normed = x if layer.attention_norm is None else layer.attention_norm(self._kernels, x)
+        normed = x if layer.attention_norm is None else layer.attention_norm(self._kernels, x)[0]
         x = self._attend(layer, normed, step, rotation, x)
-        return self._mlp(layer, layer.mlp_norm(self._kernels, x), x)
+        return self._mlp(layer, layer.mlp_norm(self._kernels, x)[0], x)
 
     def _attend(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any, residual: Tensor) -> Tensor:
         spec, kernels = layer.attention, self._kernels
@@ -251,7 +239,7 @@ class Encoder:
             x += types[0] if alone else types[_segments(texts)]
         if positions is not None:
             x += positions[torch.from_numpy(places.positions) + self._encoder.first_position]
-        return x if self._embedding_norm is None else self._embedding_norm(self._kernels, x)
+        return x if self._embedding_norm is None else self._embedding_norm(self._kernels, x)[0]
 
     def _classify(self, pooled: Tensor) -> Tensor:
         assert self._encoder.classifier is not None
@@ -259,18 +247,18 @@ class Encoder:
         dense = F.linear(pooled, self._parameters["classifier.dense.weight"], get("classifier.dense.bias"))
         norm = self._norm("classifier.norm")
         x = ACTIVATIONS[self._encoder.classifier](dense)
-        x = x if norm is None else norm(self._kernels, x)
+        x = x if norm is None else norm(self._kernels, x)[0]
         return F.linear(x, self._parameters["classifier.out.weight"], get("classifier.out.bias"))
 
     def _matrix(self, name: str, *, gated: bool = False) -> Any:
         bias = self._parameters.pop(f"{name}.bias", None)
         return self._kernels.linear.pack(self._parameters.pop(f"{name}.weight"), bias, gated=gated)
 
-    def _norm(self, name: str) -> LayerNorm | None:
+    def _norm(self, name: str) -> Norm | None:
         weight = self._parameters.get(f"{name}.weight")
         if weight is None:
             return None
-        return LayerNorm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
+        return Norm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps, offset=0.0, centered=True)
 
 
 def _frequencies(spec: BidirectionalSpec) -> Tensor:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from penstock.config import EngineConfig
 from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
-from penstock.kernels import Kernels, PlannedAttention
+from penstock.kernels import Kernels
 from penstock.kernels.batch_arrays import BatchRows
 from penstock.kernels.native.attention import AttentionWork
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Device
-from penstock.runtime.jobs import Proposer
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS
@@ -20,18 +19,9 @@ from penstock.runtime.step import EagerStep, ModelStep, StepLimits
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
 
 
-def limits_of_step(config: EngineConfig, proposer: Proposer | None) -> StepLimits:
+def limits_of_step(config: EngineConfig) -> StepLimits:
     sequences, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
-    if proposer is None:
-        return StepLimits(sequences, tokens, config.num_speculative_tokens, sequences + config.max_step_drafts)
-    return StepLimits(sequences, tokens, proposer.most, sequences * (1 + proposer.most))
-
-
-def check_proposer(proposer: Proposer | None, kernels: Kernels, device: Device) -> None:
-    """Raises ValueError if a proposer's drafts need attention that the host plans: it would plan positions before it
-    knows which drafts are accepted. The scheduler drafts only when no token is in flight, so its drafts are allowed."""
-    if proposer is not None and not device.shared and isinstance(kernels.attention, PlannedAttention):
-        raise ValueError("a proposer needs attention that reads positions on the device: leave it out")
+    return StepLimits(sequences, tokens, config.num_speculative_tokens, sequences + config.max_step_drafts)
 
 
 def captured_sizes(spec: ModelSpec, config: EngineConfig, device: Device) -> Sequence[int]:

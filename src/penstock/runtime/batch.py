@@ -1,8 +1,8 @@
 """The resident batch: what a runner keeps of its sequences between steps. Plans change it by deltas.
 
 The host counts the tokens of a row, computed and in all, as of the last plan submitted. Token ids that outstanding
-plans sample are on the device alone. The drafts of a step count as accepted until its result arrives: with drafts the
-counts are upper bounds, and positions must not be planned from them.
+plans sample are on the device alone. The drafts of a step count as accepted until its result arrives; its sequence has
+no other plan meanwhile.
 """
 
 import math

@@ -76,9 +76,6 @@ class EncoderRunner:
         seconds = time.perf_counter() - began
         return StepResult(plan.plan_id, results, StepTiming(forward=seconds, total=seconds))
 
-    def take(self) -> StepResult:
-        return self.result()
-
     def execute(self, plan: StepPlan) -> StepResult:
         self.submit(plan)
         return self.result()
@@ -103,9 +100,6 @@ class EncoderRunner:
 
     def prepare(self, grammar: Grammar) -> bool:
         return True
-
-    def release(self) -> None:
-        """Nothing outlives the runner."""
 
     def forget(self) -> None:
         """Forget every text and outstanding plan."""

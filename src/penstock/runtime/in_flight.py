@@ -73,7 +73,7 @@ class InFlightStep(msgspec.Struct):
 
     def _vectors(self, found: Found, errors: MutableMapping[int, str]) -> tuple[SequenceResult, ...]:
         """The results of units that are pooled: the vector of each that samples."""
-        vectors = iter(np.asarray(found["pooled"]) if "pooled" in found else ())
+        vectors = iter(np.asarray(found["pooled"]))
         results = []
         for unit in self.work.work:
             pooled = next(vectors).tobytes() if unit.sample else b""

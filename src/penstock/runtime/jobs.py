@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.config.facts import PoolingFacts
-from penstock.kernels.batch_arrays import TOKEN, BatchRows, StepArrays
+from penstock.kernels.batch_arrays import TOKEN, BatchRows
 from penstock.models import Hidden
 from penstock.models.pooling import finished, pool
 from penstock.runtime.device import Change, Device, Found, Pending
@@ -16,18 +15,6 @@ from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.pages import KVPages
 from penstock.runtime.planning import StepPlanner
 from penstock.runtime.step import EagerStep, ModelStep
-
-
-class Proposer(Protocol):
-    """Drafts tokens that a step verifies."""
-
-    most: int  # drafts of one sequence in a step
-
-    def propose(self, state: BatchRows, step: StepArrays, sequences: int) -> None:
-        """Write as many draft ids as a unit says behind its row's present tokens, for each of the step's units. A row
-        has computed + length - drafts tokens. Runs on the device before the step's inputs are filled.
-        """
-        ...
 
 
 class StepJobs:
@@ -46,7 +33,6 @@ class StepJobs:
         samples: bool,
         last: bool,
         drafts: bool,
-        proposer: Proposer | None,
         inference_mode: bool,
     ) -> None:
         """`step` computes the model; `eager` is it, or shares its arrays. `last`: this rank has the model's end.
@@ -59,7 +45,6 @@ class StepJobs:
         self._pages = pages
         self._pooling = pooling
         self._samples, self._last, self._drafts = samples, last, drafts
-        self._proposer = proposer
         self._run = torch.inference_mode()(self._whole) if inference_mode else self._whole
         self._run_rest = torch.inference_mode()(self._second) if inference_mode else self._second
 
@@ -81,8 +66,6 @@ class StepJobs:
         found: Found = {}
         if not work.occupants:
             return found
-        if self._proposer is not None and work.units.drafts.any():
-            self._proposer.propose(self._state, self._eager.arrays, work.shape.sequences)
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
         if self._pooling is not None:

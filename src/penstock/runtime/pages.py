@@ -1,4 +1,4 @@
-"""The memory of the KV cache: an arena owns it, and a model's pages are pieces of it."""
+"""The memory of the KV cache and of states."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,32 +11,8 @@ from penstock.families import ModelSpec
 from penstock.messages import BlockCopy
 from penstock.models import LayerCache
 
-ALIGNMENT = 512  # bytes, of each piece of an arena
 LINE = 64  # bytes, of a processor's caches
 NULL_BLOCK = 0  # always zero; padding reads it, and nothing writes to it
-
-
-class KVArena:
-    """Memory on one device, handed out in pieces. The pages of several models can share one arena."""
-
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        """On a CPU the kernel commits a page of this memory when it is first written."""
-        self._memory = allocate(size, torch.device(device))
-        self._taken = 0
-
-    @property
-    def left(self) -> int:
-        """Bytes that have not been handed out."""
-        return len(self._memory) - self._taken
-
-    def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor that nothing else uses. ValueError if it does not fit."""
-        count = math.prod(size) * dtype.itemsize
-        if _aligned(count) > self.left:
-            raise ValueError(f"the KV arena has {self.left} bytes left, and pages of {count} bytes do not fit")
-        piece = self._memory[self._taken : self._taken + count]
-        self._taken += _aligned(count)
-        return piece.view(dtype).view(*size)
 
 
 class KVPages:
@@ -58,23 +34,20 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         *,
-        arena: KVArena | None = None,
         rows: int = 0,
     ) -> None:
-        """`num_blocks` per KV group, the null block included. The memory is taken from `arena`, which decides the
-        device; None: from a new arena of the right size. `rows` of the batch have states."""
+        """`num_blocks` per KV group, the null block included. `rows` of the batch have states."""
         self.block_size = block_size
-        sizes = page_sizes(spec, num_blocks, block_size, dtype)
-        if arena is None:
-            arena = KVArena(arena_bytes(spec, num_blocks, block_size, dtype), device)
-        self.groups = [arena.take(size, dtype) for size in sizes]
+        self.groups: list[Tensor] = []
         caches: dict[int, LayerCache] = {}
-        for group, pages in enumerate(self.groups):
+        for group, count in enumerate(num_blocks):
+            layers, page = spec.group_layers(group), spec.group_page(group)
+            pages = _allocate((count, len(layers), *page.size(block_size, dtype.itemsize)), dtype, device)
             pages[NULL_BLOCK] = 0
-            for place, layer in enumerate(spec.group_layers(group)):
+            self.groups.append(pages)
+            for place, layer in enumerate(layers):
                 caches[layer] = LayerCache(pages[:, place].unbind(1))
-        shape = rows, len(spec.state_layers), spec.state_width
-        self.states = allocate(math.prod(shape) * 4, torch.device(device)).view(torch.float32).view(shape)
+        self.states = _allocate((rows, len(spec.state_layers), spec.state_width), torch.float32, device)
         for place, layer in enumerate(spec.state_layers):
             caches[layer] = LayerCache((self.states[:, place],))
         self.layers = tuple(caches[spec.kv_layer(layer)] for layer in range(len(spec.layers)))
@@ -96,31 +69,13 @@ class KVPages:
             pages[copy.target] = pages[copy.source]
 
 
-def page_sizes(
-    spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype
-) -> list[tuple[int, ...]]:
-    """The size of each KV group's tensor."""
-    return [
-        (count, len(spec.group_layers(group)), *spec.group_page(group).size(block_size, dtype.itemsize))
-        for group, count in enumerate(num_blocks)
-    ]
-
-
-def arena_bytes(spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that the pages of a model take in an arena."""
-    sizes = page_sizes(spec, num_blocks, block_size, dtype)
-    return sum(_aligned(math.prod(size) * dtype.itemsize) for size in sizes)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def allocate(size: int, device: torch.device) -> Tensor:
-    """uint8 [size]. On a CPU from NumPy, which requests huge pages: a block's first use is then one page fault instead
-    of hundreds. It begins with a cache line: vectors across two are slower."""
-    if device.type != "cpu":
-        return torch.empty(size, dtype=torch.uint8, device=device)
+def _allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """An uninitialised tensor. On a CPU it is from NumPy, which requests huge pages: a block's first use is then one
+    page fault instead of hundreds. It begins with a cache line: vectors across two are slower. The kernel commits a
+    page of the memory when it is first written."""
+    if torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + LINE, np.uint8)
     first = -memory.ctypes.data % LINE
-    return torch.from_numpy(memory[first : first + size])
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)

@@ -33,7 +33,6 @@ class StepWork:
     units: Units
     decodes: bool  # as of the units
     logit_rows: NDArray[np.int64]  # the row of the batch of each row of logits
-    ahead: NDArray[np.int64]  # how many drafts lie before each
     shape: Shape
     graph: DecodeGraph | None
     attention: Sequence[Any]  # what attention planned on the host for each KV group; empty: it reads the device
@@ -54,12 +53,9 @@ class StepPlanner:
         *,
         recorded: Sequence[AttentionWork],
         shared: bool,
-        drafts: int,
-        unsettled: int,
     ) -> None:
         """`recorded` is what a recorded step's attention reads, of each KV group; empty without one. With `shared`, the
-        device is this machine's processor. A sequence has at most `drafts` in a step, and at most `unsettled` in all
-        steps whose results are awaited, the next one included."""
+        device is this machine's processor."""
         self._batch = batch
         self._sampler = sampler
         self._step = step
@@ -68,8 +64,6 @@ class StepPlanner:
         self._windows = windows
         self._recorded = recorded
         self._shared = shared
-        self._drafts = drafts
-        self._unsettled = unsettled
         self.graphs: DecodeGraphs | None = None
         self._last: StepWork | None = None
         self._sampling: tuple[StepSampling, ChooseOptions] | None = None  # how the last step's tokens were chosen
@@ -94,22 +88,21 @@ class StepPlanner:
         self._last = self._sampling = None  # first, so that a refused plan leaves nothing to repeat
         seqs = [work.seq for work in plan.work]
         occupants = list(map(self._batch.occupant, seqs))
-        drafts = [min(work.drafts, self._drafts) for work in plan.work]  # a plan may grant more than are proposed
         units = units_of(
             self._batch,
             [occupant.row for occupant in occupants],
-            [work.count - work.drafts + used for work, used in zip(plan.work, drafts, strict=True)],
+            [work.count for work in plan.work],
             [work.sample for work in plan.work],
-            drafts,
+            [len(work.draft_ids) for work in plan.work],
         )
         decodes = units.decodes
         graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and decodes else None
         shape, change = self._step.describe(units, 0 if graph is None else graph.size - len(occupants))
         attention, repeatable = self._plan_attention(units)
-        unit, ahead = units.logit_rows
+        unit, _ = units.logit_rows
         repeatable = repeatable if decodes else 0
         self._last = StepWork(
-            plan.work, seqs, occupants, units, decodes, units.rows[unit], ahead, shape, graph, attention, repeatable
+            plan.work, seqs, occupants, units, decodes, units.rows[unit], shape, graph, attention, repeatable
         )
         return self._last, change
 
@@ -122,8 +115,7 @@ class StepPlanner:
             return *last, None
         rows, batch = work.logit_rows, self._batch
         batch.catch_up()
-        outputs = batch.num_tokens[rows] - batch.num_prompt[rows] + work.ahead
-        sampling = self._sampler.plan(rows, outputs, self._unsettled)
+        sampling = self._sampler.plan(rows, batch.num_tokens[rows] - batch.num_prompt[rows])
         if last is not None and np.array_equal(sampling.edited, last[0].edited):
             return *last, None
         options = ChooseOptions(sampling.filtered, sampling.most_logprobs)

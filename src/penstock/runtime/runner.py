@@ -22,7 +22,6 @@ from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepRes
 from penstock.models.make import make_decoder
 from penstock.runtime.assembly import (
     captured_sizes,
-    check_proposer,
     limits_of_step,
     make_batch,
     make_sampler,
@@ -31,7 +30,7 @@ from penstock.runtime.assembly import (
 )
 from penstock.runtime.device import Change, Device, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
-from penstock.runtime.jobs import Proposer, StepJobs
+from penstock.runtime.jobs import StepJobs
 from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
 from penstock.runtime.pages import KVPages
@@ -68,10 +67,9 @@ class ModelRunner:
         memory: tuple[MemoryRow, ...] = (),
         step_kernels: StepKernels | None = None,
         mesh: Mesh | None = None,
-        proposer: Proposer | None = None,
     ) -> None:
         """`parameters` are on the device; they are taken out of their mapping and packed. `step_kernels` are those of
-        the device, unless given. A `proposer` makes the drafts that a plan allows but does not bring."""
+        the device, unless given."""
         self._device, self._kernels, self._mesh = device, kernels, mesh
         place = Place() if mesh is None else mesh.place
         self._learns = mesh is not None and not (place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
@@ -82,8 +80,7 @@ class ModelRunner:
         self._grammars: GrammarRows | None = None
         self._held: Mapping[int, object] = {}  # the sequences that have a grammar
 
-        limits = limits_of_step(config, proposer)
-        check_proposer(proposer, kernels, device)
+        limits = limits_of_step(config)
         self._drafts = limits.drafts > 0
         self._graph_sizes, self._vocab_size = captured_sizes(spec, config, device), spec.vocabulary
 
@@ -100,8 +97,8 @@ class ModelRunner:
         self._step = recorded_or_eager(
             self._eager, spec, kernels, step_kernels, recorded, self._batch.state, self._sampler
         )
-        self._planner = self._make_planner(spec, limits, recorded)
-        self._jobs = self._make_jobs(spec, place, proposer)
+        self._planner = self._make_planner(spec, recorded)
+        self._jobs = self._make_jobs(spec, place)
         fixed = kernels.session is not None or (config.deterministic and not device.shared)
         exact = fixed and spec.transformers is None
         self.capacity = measured_capacity(
@@ -125,7 +122,7 @@ class ModelRunner:
             mesh=self._mesh,
         )
 
-    def _make_planner(self, spec: ModelSpec, limits: StepLimits, recorded: Sequence[AttentionWork]) -> StepPlanner:
+    def _make_planner(self, spec: ModelSpec, recorded: Sequence[AttentionWork]) -> StepPlanner:
         return StepPlanner(
             self._batch,
             self._sampler,
@@ -135,11 +132,9 @@ class ModelRunner:
             spec.windows,
             recorded=recorded,
             shared=self._device.shared,
-            drafts=limits.drafts,
-            unsettled=limits.drafts * (1 + self.max_outstanding),
         )
 
-    def _make_jobs(self, spec: ModelSpec, place: Place, proposer: Proposer | None) -> StepJobs:
+    def _make_jobs(self, spec: ModelSpec, place: Place) -> StepJobs:
         return StepJobs(
             self._device,
             self._eager,
@@ -151,7 +146,6 @@ class ModelRunner:
             samples=self._sampler is not None,
             last=place.last,
             drafts=self._drafts and not self._learns,
-            proposer=proposer,
             # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of
             # its other steps run outside it: no tensor here requires a gradient.
             inference_mode=self._step is self._eager or self._mesh is not None,

@@ -2,7 +2,6 @@
 
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.log import Event, EventFile, EventLog, read_events
-from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.replay import ReplayMismatch, replay
 from penstock.schedule.scheduler import Scheduler
 
@@ -10,11 +9,9 @@ __all__ = [
     "Event",
     "EventFile",
     "EventLog",
-    "QueuePolicy",
     "ReplayMismatch",
     "Scheduler",
     "SchedulerConfig",
-    "by_due_time",
     "read_events",
     "replay",
 ]

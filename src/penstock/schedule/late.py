@@ -8,7 +8,7 @@ from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.sequence import Request, Sequence
-from penstock.schedule.step import StepDraft
+from penstock.schedule.step import StepBuilder
 from penstock.schedule.step_model import StepModel, StepSize
 
 
@@ -46,7 +46,7 @@ def late_requests(
         place += 1
 
 
-def makes_late(step: StepDraft, tokens: int, model: StepModel, now: float) -> bool:
+def makes_late(step: StepBuilder, tokens: int, model: StepModel, now: float) -> bool:
     """Whether so many more tokens of a prompt would make a first token late that the step gives in time without them:
     it gives none before it has computed everything."""
     if not model.knows_prompts:

@@ -9,7 +9,7 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Sequence] = []  # both in the policy's order
+        self.waiting: list[Sequence] = []  # both in the order of policy.py
         self.running: list[Sequence] = []
 
     def add(self, request: Request) -> None:

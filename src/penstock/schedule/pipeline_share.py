@@ -4,12 +4,12 @@ A plan cannot use a token that an outstanding plan has yet to sample: one plan i
 before is in the last. So a decoding sequence is in one outstanding plan at a time.
 """
 
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 
 from penstock.schedule.sequence import Sequence
 
 
-def take_share(running: Line[Sequence], depth: int, outstanding: int) -> tuple[list[Sequence], int]:
+def take_share(running: Items[Sequence], depth: int, outstanding: int) -> tuple[list[Sequence], int]:
     """Return the sequences to plan now, in order, and how many of them decode. `outstanding` of `depth` plans are out.
 
     Chunks of a prompt follow each other at once, as their tokens are known. A plan takes at most 1 / `depth` of the

@@ -1,6 +1,6 @@
 """Plans what the next step computes.
 
-Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. A
+Every step is decided anew from one rule: running sequences first, in the order of policy.py, then waiting ones. A
 sequence that lacks a block takes it from the last running one in that order, which starts over later. So does a waiting
 one of higher priority that lacks only a place. The first in the order is never preempted, and it fits alone, so every
 step makes progress.
@@ -16,12 +16,12 @@ from penstock.schedule.late import makes_late
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
-from penstock.schedule.step import Outstanding, StepDraft
+from penstock.schedule.step import Outstanding, StepBuilder
 from penstock.schedule.step_model import StepModel
 
 
 class Planner:
-    """Drafts steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
+    """Plans steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Planner:
         model: StepModel,
     ) -> None:
         self._config = config
-        self._per_decode = 1 + config.num_drafts  # tokens of a decoding sequence in a step
         self._depth = capacity.depth
-        self._late_ids = capacity.late_ids
+        # Drafts follow the last token, so with speculation a plan builds upon no token that is yet to be sampled.
+        self._late_ids = capacity.late_ids and (speculation is None or capacity.depth == 1)
         self._whole_prompts = capacity.whole_prompts
         # If plans cannot build upon each other, each gets a part of the sequences, and as large a part of the tokens.
-        self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
+        self._budget = -(-config.max_num_batched_tokens // (1 if self._late_ids else capacity.depth))
         self._cache = cache
         self._live = live
         self._speculation = speculation
@@ -46,9 +46,9 @@ class Planner:
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
-    def draft(self, outstanding: Collection[Outstanding], now: float) -> StepDraft:
+    def next_step(self, outstanding: Collection[Outstanding], now: float) -> StepBuilder:
         """The next step, beside the plans that are outstanding. It has no work where there is nothing to do."""
-        step = StepDraft(self._budget)
+        step = StepBuilder(self._budget)
         if self._live.waiting:
             self._make_place()
         held = self._hold_back(step) if self._config.target_step_time else 0
@@ -75,7 +75,7 @@ class Planner:
             self._preempt(sequence)
         self.gone.clear()
 
-    def _hold_back(self, step: StepDraft) -> int:
+    def _hold_back(self, step: StepBuilder) -> int:
         """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time.
         Return how many."""
         running = self._live.running
@@ -85,52 +85,45 @@ class Planner:
             return 0
         context = prompts[0].planned if prompts else 0
         allowed = self._model.prompt_tokens(decodes, context, self._config.target_step_time)
-        held = max(0, step.budget - decodes * self._per_decode - allowed - len(prompts))
+        held = max(0, step.budget - decodes - allowed - len(prompts))
         step.budget -= held
         return held
 
-    def _continue_running(self, step: StepDraft) -> None:
+    def _continue_running(self, step: StepBuilder) -> None:
         """Plan work for running sequences, as far as there are blocks."""
         running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
-        per_decode = self._per_decode
-        no_drafts = per_decode == 1
         work, sequences = step.work, step.sequences
         others = 0
         for index, sequence in enumerate(running):
             end = sequence.planned + 1
-            if no_drafts and end == sequence.expected and end <= sequence.slots and end < sequence.limit:
+            if end == sequence.expected and end <= sequence.slots and end < sequence.limit:
                 # The common case, written out: one token with room for it.
                 sequence.planned = end
                 sequence.expected = end + 1
                 work.append(sequence.decode)
                 sequences.append(sequence)
             else:
-                # Leave the tokens of a decode step to each later sequence, however long this one's prompt is.
+                # Leave a token to each later sequence, however long this one's prompt is.
                 decodes, later = index - others, len(running) - index - 1
-                self._extend(sequence, step.budget - decodes - later * per_decode, step)
+                self._extend(sequence, step.budget - decodes - later, step)
                 others += 1
         decodes = len(running) - others
         step.take(decodes)
         step.decodes += decodes
 
-    def _continue_known(self, step: StepDraft, outstanding: int) -> None:
+    def _continue_known(self, step: StepBuilder, outstanding: int) -> None:
         """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""
         sequences, decodes = take_share(self._live.running, self._depth, outstanding)
         for sequence in sequences:
             decodes -= sequence.planned + 1 == sequence.expected
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
-                self._extend(sequence, step.budget - decodes * self._per_decode, step)
+                self._extend(sequence, step.budget - decodes, step)
 
-    def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
+    def _extend(self, sequence: Sequence, allowance: int, step: StepBuilder) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
-        target = sequence.target
-        end = min(target, sequence.planned + allowance)
+        end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
-        drafts = self._config.num_drafts
-        # A grammar masks drafts of the scheduler; those of the executor are not known in time.
-        if drafts and end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
-            end = min(end + drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:
             reach = self._cache.reach(sequence)
             if reach == sequence.planned:
@@ -140,7 +133,7 @@ class Planner:
             end = min(end, reach)
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
-        step.add(sequence, end, max(end - target, 0))
+        step.add(sequence, end)
 
     def _take_block(self, sequence: Sequence) -> bool:
         """Preempt later sequences until every group has a block. Returns False when the sequence
@@ -175,7 +168,7 @@ class Planner:
         victim.preemptions += 1
         self.preemptions += 1
 
-    def _admit_waiting(self, step: StepDraft, outstanding: Collection[Outstanding], now: float) -> None:
+    def _admit_waiting(self, step: StepBuilder, outstanding: Collection[Outstanding], now: float) -> None:
         """Start waiting sequences in order, each only if all its known tokens fit. None overtakes another.
 
         So none is admitted while a running sequence lacks a block, and none that was preempted in this step.
@@ -197,7 +190,7 @@ class Planner:
             self._note_start(sequence, hit.computed, now)
             self._start(sequence, hit, step)
 
-    def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
+    def _start(self, sequence: Sequence, hit: Hit, step: StepBuilder) -> None:
         self._live.start(sequence)
         self._cache.start(sequence, hit)
         end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
@@ -206,7 +199,7 @@ class Planner:
             step.copies += self._cache.copies(sequence, hit)
             step.tails.append(hit.tails)
         step.introduce(sequence)
-        step.add(sequence, end, 0)
+        step.add(sequence, end)
 
     def _note_start(self, sequence: Sequence, computed: int, now: float) -> None:
         """Time and prefix hits count for the first start only, not for a return after preemption."""

@@ -1,24 +1,17 @@
-"""The order of requests. A policy gives a request its place once; admission and preemption follow that order."""
+"""The order of requests. A request gets its place once; admission and preemption follow that order."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
-from typing import Protocol
 
 from penstock.messages import GenerateRequest
 from penstock.schedule.sequence import Sequence
 
-
-class QueuePolicy(Protocol):
-    def __call__(self, request: GenerateRequest, arrival: float) -> tuple[float, ...]:
-        """The request's place. A smaller one is admitted sooner and preempted later. Equal places keep their order."""
-        ...
-
-
 PATIENCE = 10.0  # seconds that a request without a deadline of its first token counts as willing to wait
 
 
-def by_due_time(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
-    """The earliest due first. A request is due at its deadline, or PATIENCE seconds after its arrival if that is
+def due_order(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
+    """The request's place. A smaller one is admitted sooner and preempted later: the earliest due first. Equal places
+    keep their order. A request is due at its deadline, or PATIENCE seconds after its arrival if that is
     sooner; `priority` adds as many seconds.
 
     So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds after

@@ -22,8 +22,8 @@ class PrefixHasher:
         self._pack = struct.Struct(f"<{block_size}I").pack
 
     def root(self, request: GenerateRequest) -> bytes:
-        """Return the first link of the request's keys: executor, adapter, revision and salt."""
-        fields = (self._cache_root, request.adapter, request.model_revision, request.cache_salt)
+        """Return the first link of the request's keys: executor, revision and salt."""
+        fields = (self._cache_root, request.model_revision, request.cache_salt)
         return sha256(msgspec.msgpack.encode(("penstock.kv", 1, self._block_size, *fields))).digest()
 
     def extend(self, keys: list[bytes], root: bytes, tokens: Items[int], count: int) -> None:

@@ -17,7 +17,6 @@ from penstock.schedule.log import (
     Submitted,
     plan_digest,
 )
-from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.scheduler import Scheduler
 
 
@@ -25,8 +24,8 @@ class ReplayMismatch(ValueError):
     """The log's events give another plan than the log says."""
 
 
-def replay(events: Iterable[Event], policy: QueuePolicy = by_due_time) -> list[StepPlan]:
-    """Return the plans that a log's events give. `policy` must be the one the log was written under.
+def replay(events: Iterable[Event]) -> list[StepPlan]:
+    """Return the plans that a log's events give.
 
     Raises ReplayMismatch for the first plan that differs, ValueError for a log that does not begin at a start.
     """
@@ -35,7 +34,7 @@ def replay(events: Iterable[Event], policy: QueuePolicy = by_due_time) -> list[S
     unconfirmed: StepPlan | None = None  # made by the last event, and the log has yet to name it
     for event in events:
         if isinstance(event, Started):
-            scheduler = Scheduler(event.config, event.capacity, policy=policy, incarnation=event.incarnation)
+            scheduler = Scheduler(event.config, event.capacity, incarnation=event.incarnation)
             continue
         if scheduler is None:
             raise ValueError(f"the log begins with {type(event).__name__}, not with the scheduler's start")

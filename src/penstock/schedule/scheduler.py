@@ -38,7 +38,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import QueuePolicy, by_due_time
+from penstock.schedule.policy import due_order
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 from penstock.schedule.step_model import StepModel, StepSize
@@ -52,14 +52,12 @@ class Scheduler:
         config: SchedulerConfig,
         capacity: Capacity,
         *,
-        policy: QueuePolicy = by_due_time,
         log: EventLog | None = None,
         incarnation: int = 0,
     ) -> None:
         self._config = config
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
-        self._policy = policy
         self._log = log
         self._incarnation = incarnation
         self._pools = capacity.pools
@@ -88,7 +86,7 @@ class Scheduler:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
         check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
-        place = self._policy(request, state.arrival)
+        place = due_order(request, state.arrival)
         for i in range(request.n):
             number = self._next_sequence + i
             choice = request.first_choice + i
@@ -148,7 +146,7 @@ class Scheduler:
             return None
         if self._log is not None:
             self._log.append(Planned(now))
-        step = self._planner.draft(self._outstanding, now)
+        step = self._planner.next_step(self._outstanding, now)
         if not step.work:
             return None
         if self._learns:
@@ -292,8 +290,8 @@ class Scheduler:
         if given.prompt_logprobs:
             sequence.add_rows(given.prompt_logprobs)
         computed = sequence.computed + work.count
-        if work.drafts:
-            refused = 1 + work.drafts - len(given.token_ids)
+        if work.draft_ids:
+            refused = 1 + len(work.draft_ids) - len(given.token_ids)
             sequence.planned -= refused
             sequence.expected -= refused
             # Accepted drafts after the token that ended the sequence do not count either.

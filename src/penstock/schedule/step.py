@@ -28,8 +28,8 @@ class Outstanding(msgspec.Struct, frozen=True):
     @staticmethod
     def check(work: Work, answer: SequenceResult) -> None:
         """Raise ValueError when `answer` is not one of this unit of work."""
-        count = len(answer.token_ids)
-        answered = work.sample <= count <= work.sample + work.drafts or answer.error or (answer.pooled and not count)
+        count, most = len(answer.token_ids), work.sample + len(work.draft_ids)
+        answered = work.sample <= count <= most or answer.error or (answer.pooled and not count)
         if answer.seq != work.seq or not answered:
             raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
 
@@ -40,8 +40,8 @@ class Outstanding(msgspec.Struct, frozen=True):
         return max(live)[-1] if live else None
 
 
-class StepDraft(msgspec.Struct):
-    """Collects a plan."""
+class StepBuilder(msgspec.Struct):
+    """Collects the work of a step, until `seal` makes it a plan."""
 
     budget: int  # tokens that may still be computed
     computed: int = 0  # tokens that the work computes
@@ -69,26 +69,25 @@ class StepDraft(msgspec.Struct):
                 tuple(map(tuple, sequence.tables)),
                 sequence.request.message.sampling,
                 sequence.choice,
-                sequence.request.message.adapter,
                 sequence.request.message.grammar,
                 sequence.request.message.pooling,
             )
         )
 
-    def add(self, sequence: Sequence, end: int, drafts: int) -> None:
-        """Compute the sequence's tokens up to `end`, the last `drafts` of which are not known yet."""
+    def add(self, sequence: Sequence, end: int) -> None:
+        """Compute the sequence's tokens up to `end`."""
         count = end - sequence.planned
-        sample = end - drafts == sequence.expected
-        decode = count == 1 and sample  # no draft, as these come after a token
-        self.work.append(sequence.decode if decode else Work(sequence.id, count, sample, drafts))
+        sample = end == sequence.expected
+        self.work.append(sequence.decode if sample and count == 1 else Work(sequence.id, count, sample))
         self.sequences.append(sequence)
         self.take(count)
         sequence.planned = end
         if sample:
             sequence.expected = end + 1
-            self.decodes += count - drafts == 1 and end - drafts > sequence.num_prompt
+            self.decodes += count == 1 and end > sequence.num_prompt
 
     def seal(self, plan_id: int, gone: tuple[int, ...], now: float) -> tuple[StepPlan, Outstanding]:
+        """Return the plan, and what `apply` needs of it."""
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
         sequences, tails = tuple(self.sequences), tuple(self.tails)

@@ -4,10 +4,10 @@ Times are differences of the scheduler's arguments `now`, so a replay of the eve
 """
 
 import math
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from penstock.schedule.step import StepDraft
+from penstock.schedule.step import StepBuilder
 
 MEMORY = 0.95  # each new measurement multiplies the weight of the older ones of its kind by this
 OUTLIER = 3.0  # times the expected time: a longer step counts as this
@@ -28,7 +28,7 @@ class StepSize(NamedTuple):
     pairs: float = 0.0  # for each of these tokens, the tokens that it attends to
 
     @classmethod
-    def of(cls, step: StepDraft) -> "StepSize":
+    def of(cls, step: StepBuilder) -> "StepSize":
         if step.computed == len(step.work):
             return cls(len(step.work))
         decodes, tokens, pairs = 0, 0, 0.0
@@ -111,7 +111,7 @@ class _WeightedSums:
         self.products = [[0.0] * len(_SCALES) for _ in _PLACES]
         self.values = [0.0] * len(_SCALES)
 
-    def add(self, features: Line[float], value: float) -> None:
+    def add(self, features: Items[float], value: float) -> None:
         self.count += 1
         for i in _PLACES:
             row, x = self.products[i], features[i]

@@ -118,8 +118,7 @@ def _problem(files: list[str], present: list[str]) -> str:
 
 def _tag(name: str, file: str, files: list[str]) -> str:
     """Returns the part of the name after the colon: the quantisation, if the file is named as its repository and is the
-    only one with
-    it; else the file's name."""
+    only one with it; else the file's name."""
     path = PurePosixPath(file)
     part = part_name(path.name)
     match = _QUANTISATION.fullmatch(part.stem if part else path.stem)

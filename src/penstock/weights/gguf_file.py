@@ -73,7 +73,7 @@ def _of_state(stored: StoredTensor) -> StoredTensor:
     return stored
 
 
-def _experts(stored: StoredTensor, *, vectors: bool) -> Iterator[StoredTensor]:
+def _experts(stored: StoredTensor, *, vectors: bool) -> list[StoredTensor]:
     """The matrices of a tensor [experts, rows, columns], or the vectors of a tensor [experts, rows]."""
     dimensions = 2 if vectors else 3
     if len(stored.shape) == dimensions - 1:  # of one expert: llama.cpp leaves out leading dimensions of size 1
@@ -83,9 +83,7 @@ def _experts(stored: StoredTensor, *, vectors: bool) -> Iterator[StoredTensor]:
             f"{stored.path}: tensor {short(stored.name)} has the shape {list(stored.shape)}; expected the matrices of "
             f"1 to {MAX_EXPERTS} experts"
         )
-    count, size = stored.shape[0], stored.size // stored.shape[0]
-    for i in range(count):
-        yield replace(stored, shape=stored.shape[1:], offset=stored.offset + i * size, size=size)
+    return stored.entries()
 
 
 def _parts(stored: StoredTensor, count: int) -> Iterator[StoredTensor]:

@@ -105,9 +105,8 @@ class Download:
             if start > file.size:
                 start = stream.seek(0)
                 stream.truncate()
-            part: Any = _ReportingStream(
-                stream, lambda size: self._advance(file, size)
-            )  # as much of a file as http_get needs
+            # As much of a file as http_get needs.
+            part: Any = _ReportingStream(stream, lambda size: self._advance(file, size))
             http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)
             stream.seek(0)
             if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:

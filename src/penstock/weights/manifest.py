@@ -162,10 +162,11 @@ class Sums:
     def _run(self) -> None:
         try:
             while True:
-                file = self._todo.pop()
+                try:
+                    file = self._todo.pop()  # not `while self._todo`: another thread may take the last
+                except IndexError:
+                    return
                 self._found[file] = self._sum(file)
-        except IndexError:
-            pass  # nothing is left
         except Exception as error:
             self._error = error
 

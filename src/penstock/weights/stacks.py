@@ -40,8 +40,7 @@ def _matrices(stack: StoredTensor, dimensions: int) -> list[StoredTensor]:
             f"{stack.path}: tensor {stack.name!r} has the shape {list(stack.shape)}; expected {dimensions + 1} "
             f"dimensions, of which the first is that of 1 to {MAX_EXPERTS} experts"
         )
-    count, size = stack.shape[0], stack.size // stack.shape[0]
-    return [replace(stack, shape=stack.shape[1:], offset=stack.offset + i * size, size=size) for i in range(count)]
+    return stack.entries()
 
 
 def _pairs(blocks: StoredTensor, scales: StoredTensor) -> list[StoredTensor]:

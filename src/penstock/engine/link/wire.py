@@ -6,7 +6,9 @@ type rejects its request and never reaches the scheduler or the model.
 
 import contextlib
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -22,6 +24,9 @@ from penstock.messages import (
     RequestRejected,
     TokenDelta,
 )
+
+if TYPE_CHECKING:  # the engine's process needs no event loop
+    import asyncio
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -63,6 +68,16 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
 Command = Add | Finish | Abort | Control | Stop | Counted
 # Why a request is not served: itself, its prompt that has ended two engines, the queue, its deadline, or the engine.
 Cause = Literal["request", "ends engines", "queue", "deadline", "engine"]
+# A subclass comes before its base.
+_ERRORS: Mapping[Cause, type[Exception]] = MappingProxyType(
+    {
+        "queue": QueueFull,
+        "ends engines": EndsEngines,
+        "request": RequestRejected,
+        "deadline": DeadlineExceeded,
+        "engine": EngineError,
+    }
+)
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -73,19 +88,17 @@ class Rejected(msgspec.Struct, frozen=True):
     cause: Cause = "request"
     retry_after: int = 0  # seconds, if the queue is full
 
+    @classmethod
+    def of(cls, request_id: str, error: Exception) -> "Rejected":
+        """Returns the answer for a request that ends with `error`."""
+        cause: Cause = next((cause for cause, kind in _ERRORS.items() if isinstance(error, kind)), "request")
+        return cls(request_id, str(error), cause, error.retry_after if isinstance(error, QueueFull) else 0)
+
     def error(self) -> Exception:
         """Returns the exception for the request's consumer."""
-        match self.cause:
-            case "queue":
-                return QueueFull(self.message, self.retry_after)
-            case "ends engines":
-                return EndsEngines(self.message)
-            case "deadline":
-                return DeadlineExceeded(self.message)
-            case "engine":
-                return EngineError(self.message)
-            case _:
-                return RequestRejected(self.message)
+        if self.cause == "queue":
+            return QueueFull(self.message, self.retry_after)
+        return _ERRORS[self.cause](self.message)
 
 
 class ControlReply(msgspec.Struct, frozen=True):
@@ -93,6 +106,15 @@ class ControlReply(msgspec.Struct, frozen=True):
     text: str = ""
     error: str = ""
     cause: Cause = "request"  # of the error
+
+    def settle(self, reply: "asyncio.Future[str] | None") -> None:
+        """Set the result of the future that awaits the reply, or the error; nothing if its caller has gone."""
+        if reply is None or reply.done():
+            return
+        if self.error:
+            reply.set_exception(_ERRORS[self.cause](self.error))
+        else:
+            reply.set_result(self.text)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

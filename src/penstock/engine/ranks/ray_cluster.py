@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.config import EngineConfig
 from penstock.engine.child import STDERR, how_it_ended
-from penstock.engine.ranks.keys import EngineKeys, RankKeys
+from penstock.engine.ranks.keys import EngineKeys
 from penstock.engine.ranks.rank_socket import RankSocket
 from penstock.engine.ranks.wire import Report
 from penstock.messages import EngineError
@@ -78,7 +78,7 @@ class RayRanks:
             self._held.callback(self._socket.close)
             pids = self._ray.get(
                 [
-                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), _line(own))
+                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), msgspec.json.encode(own))
                     for rank, (host, own) in enumerate(zip(hosts, keys.ranks, strict=True))
                 ]
             )
@@ -159,7 +159,3 @@ def _connect() -> Any:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray takes it
     return ray
-
-
-def _line(keys: RankKeys) -> bytes:
-    return msgspec.json.encode(keys)

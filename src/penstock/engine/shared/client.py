@@ -10,10 +10,9 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import EngineState, Ready, Stop, decode_event, encode
 from penstock.engine.queue import RequestQueue
+from penstock.engine.shared.orders import GONE
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
-
-_GONE = "the process that has the engine has ended"
 
 
 class SharedEngine:
@@ -25,6 +24,7 @@ class SharedEngine:
         self.info: EngineInfo
         self._state: EngineState
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._began = False  # the engine is there, and what follows of it: info, state, streams and client
 
     async def ready(self) -> None:
         """Return when the engine is there. Raises EngineError if it will not be."""
@@ -40,6 +40,7 @@ class SharedEngine:
         self._streams = Streams(incarnation=None, queue=queue)
         self._streams.take(Ready(state.info, state.stats))
         self._client = StreamingClient(state.info, self, self._streams, None)
+        self._began = True
         self._ready.set_result(None)
 
     # -- messages.EngineClient ------------------------------------------------------------------------------------
@@ -106,21 +107,22 @@ class SharedEngine:
         try:
             event = decode_event(frame)
         except msgspec.DecodeError as error:
-            self._end(f"{_GONE}, or is of another version: {error}")
+            self._end(f"{GONE}, or is of another version: {error}")
             return
         match event:
             case EngineState():
                 self._state, self.info = event, event.info
                 if not self._ready.done():
                     self._begin(event)
-            case _:
+            case _ if self._began:
                 self._streams.take(event)
 
     def _lost(self) -> None:
-        self._end(_GONE)
+        self._end(GONE)
 
     def _end(self, reason: str) -> None:
-        if self._ready.done():
+        if self._began:
             self._streams.end(reason)
-        else:
+        elif not self._ready.done():
             self._ready.set_exception(EngineError(reason))
+            self._ready.exception()  # asyncio must not log it where nobody waits

@@ -16,7 +16,6 @@ from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import (
     Abort,
     Add,
-    Cause,
     Control,
     Ended,
     EngineState,
@@ -30,7 +29,7 @@ from penstock.engine.link.wire import (
 )
 from penstock.engine.shared.orders import answered
 from penstock.engine.streams import Stream
-from penstock.messages import DeadlineExceeded, EndsEngines, EngineError, EngineStats, GenerateRequest, QueueFull
+from penstock.messages import EngineError, EngineStats, GenerateRequest
 
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
@@ -79,15 +78,20 @@ class ApiConnection:
                 out.begun.append(name)
             out.deltas.extend(stream.take())
             if stream.error is not None:
-                out.rejected.append(_rejected(name, stream.error))
+                out.rejected.append(Rejected.of(name, stream.error))
             if stream.error is not None or not stream.in_engine:
                 self._release(name)
         self._out = Step()
         step = Step(stats, out.deltas, out.rejected, out.aborted, out.replies, out.begun)
-        if self._channel.behind:
+        if self._channel.behind or self._late:  # another channel's frame may have found room before `_drained` ran
             self._late.push(step)
         else:
             self.send(step)
+
+    def end(self, reason: str) -> None:
+        """Send that the engine has ended for good, after all that was posted."""
+        self._drained()
+        self.send(Ended(reason))
 
     def close(self) -> None:
         """Abort the requests of a process that has ended or left the version. May be called twice."""
@@ -126,7 +130,7 @@ class ApiConnection:
         try:
             stream = self._hub.client.open(request)
         except (ValueError, EngineError) as error:
-            self._out.rejected.append(_rejected(name, error))
+            self._out.rejected.append(Rejected.of(name, error))
             self._hub.flush_soon()
             return
         self._streams[name] = stream
@@ -239,22 +243,9 @@ class Hub:
         if self.client.failure and not self._ended:
             self._ended = True
             for connection in self._connections:
-                connection.send(Ended(self.client.failure))
+                connection.end(self.client.failure)
 
     def _look(self) -> EngineState:
         client, queue = self.client, self.client.queue
         limits = (queue.max_waiting, queue.max_waiting_tokens)
         return EngineState(client.info, _NONE, client.restarting, client.asleep, client.restarts, *limits)
-
-
-def _rejected(name: str, error: Exception) -> Rejected:
-    cause: Cause = "request"
-    if isinstance(error, EngineError):
-        cause = "engine"
-    elif isinstance(error, DeadlineExceeded):
-        cause = "deadline"
-    elif isinstance(error, EndsEngines):
-        cause = "ends engines"
-    elif isinstance(error, QueueFull):
-        return Rejected(name, str(error), "queue", error.retry_after)
-    return Rejected(name, str(error), cause)

@@ -1,6 +1,6 @@
 """The messages between a supervisor and an API process besides requests: orders, and operators' commands.
 
-It goes over the channel `ORDERS`, which is open for the life of the process. Each version of the model has a channel of
+They go over the channel `ORDERS`, which is open for the life of the process. Each version of the model has a channel of
 its own, see `hub`.
 """
 
@@ -22,10 +22,10 @@ from penstock.engine.link.wire import (
     decode_event,
     encode,
 )
-from penstock.messages import EngineError, RequestRejected
+from penstock.messages import EngineError
 
 ORDERS = 0  # the channel; versions have higher numbers
-_GONE = "the process that has the engine has ended"
+GONE = "the process that has the engine has ended"
 
 
 class ApiLink:
@@ -108,22 +108,12 @@ class SupervisorLink:
                 self._on_order(event)
             case Step():
                 for reply in event.replies:
-                    self._reply(reply)
-
-    def _reply(self, reply: ControlReply) -> None:
-        future = self._replies.pop(reply.serial, None)
-        if future is None or future.done():
-            return
-        if reply.error:
-            kind = EngineError if reply.cause == "engine" else RequestRejected
-            future.set_exception(kind(reply.error))
-        else:
-            future.set_result(reply.text)
+                    reply.settle(self._replies.pop(reply.serial, None))
 
     def _lost(self) -> None:
         for future in self._replies.values():
             if not future.done():
-                future.set_exception(EngineError(_GONE))
+                future.set_exception(EngineError(GONE))
         self._replies.clear()
 
 

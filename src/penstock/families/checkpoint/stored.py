@@ -1,6 +1,6 @@
 """A tensor as a file of a checkpoint stores it, in any format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -38,6 +38,11 @@ class StoredTensor:
     def row_bytes(self) -> int:
         """Bytes of one entry along dimension 0, which must not be empty."""
         return self.size // self.rows
+
+    def entries(self) -> "list[StoredTensor]":
+        """Each entry along dimension 0, which must not be empty."""
+        size = self.row_bytes
+        return [replace(self, shape=self.shape[1:], offset=self.offset + i * size, size=size) for i in range(self.rows)]
 
 
 @dataclass(frozen=True)

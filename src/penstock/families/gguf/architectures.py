@@ -5,9 +5,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf.keys import MAX_HEAD_DIM, GgufKeys
+from penstock.families.gguf.keys import MAX_HEAD_DIM, SIGMOID, GgufKeys
 from penstock.families.gguf.rope import rope_scaling, scaling_of
-from penstock.families.gguf.states import DELTA_NETS
+from penstock.families.gguf.states import DELTA_NETS, granite_multipliers
 from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 
@@ -184,13 +184,7 @@ def _gemma4(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _granite(keys: GgufKeys) -> dict[str, Any]:
-    return {
-        "architectures": ["GraniteForCausalLM"],
-        "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
-        "embedding_multiplier": keys.number("embedding_scale", 1.0),
-        "residual_multiplier": keys.number("residual_scale", 1.0),
-        "logits_scaling": keys.number("logit_scale", 1.0),
-    }
+    return {"architectures": ["GraniteForCausalLM"], **granite_multipliers(keys)}
 
 
 def _granite_moe(keys: GgufKeys) -> dict[str, Any]:
@@ -240,7 +234,7 @@ def _glm4(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
-    keys.refuse("expert_gating_func", "GLM's experts are chosen by sigmoid", _SIGMOID)
+    keys.refuse("expert_gating_func", "GLM's experts are chosen by sigmoid", SIGMOID)
     return {
         "architectures": ["Glm4MoeForCausalLM"],
         "num_hidden_layers": keys.layers - keys.integer("nextn_predict_layers", 0, least=0),
@@ -262,8 +256,8 @@ def _deepseek2(keys: GgufKeys) -> dict[str, Any]:
             "blk.0.attn_kv_b.weight: what makes keys and values is one tensor, as in files of before April 2025; "
             "convert the model again, or name a newer file"
         )
-    groups, sigmoid = keys.integer("expert_group_count", 1), keys.get("expert_gating_func") == _SIGMOID
-    keys.refuse("expert_gating_func", "DeepSeek's experts are chosen by softmax or sigmoid", 0, 1, _SIGMOID)
+    groups, sigmoid = keys.integer("expert_group_count", 1), keys.get("expert_gating_func") == SIGMOID
+    keys.refuse("expert_gating_func", "DeepSeek's experts are chosen by softmax or sigmoid", 0, 1, SIGMOID)
     rotated = keys.integer("rope.dimension_count")
     return {
         "architectures": ["DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"],
@@ -335,7 +329,6 @@ def _seed_oss(keys: GgufKeys) -> dict[str, Any]:
 
 
 _EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which files do not say
-_SIGMOID = 2  # of expert_gating_func
 _LAYERS_OF_GEMMA2_27B = 46
 _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
 

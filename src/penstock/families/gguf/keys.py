@@ -11,6 +11,7 @@ from penstock.gguf import GgufFile
 WHERE = "metadata"
 MAX_HEAD_DIM = 4096
 LATENT = frozenset({"deepseek2"})  # architectures with latent attention
+SIGMOID = 2  # of expert_gating_func
 
 
 class GgufKeys:

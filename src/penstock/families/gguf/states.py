@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf.keys import GgufKeys
+from penstock.families.gguf.keys import SIGMOID, GgufKeys
 from penstock.families.hf_config import UnsupportedModel
 
 DELTA_NETS: Mapping[str, str] = MappingProxyType(
@@ -18,7 +18,6 @@ DELTA_NETS: Mapping[str, str] = MappingProxyType(
         "qwen35moe": "Qwen3_5MoeForCausalLM",
     }
 )
-_SIGMOID = 2  # of expert_gating_func
 
 
 def _sizes(keys: GgufKeys, *, heads: str, groups: str, state: str, taps: str, head_dim: str) -> dict[str, Any]:
@@ -33,6 +32,16 @@ def _sizes(keys: GgufKeys, *, heads: str, groups: str, state: str, taps: str, he
         taps: keys.integer("ssm.conv_kernel"),
         head_dim: width // count,
     }
+
+
+def _expand(keys: GgufKeys) -> int:
+    """The width of values, as a multiple of the hidden size."""
+    expand, rest = divmod(keys.integer("ssm.inner_size"), keys.integer("embedding_length"))
+    if rest:
+        raise keys.all.unsupported(
+            keys.key("ssm.inner_size"), keys.get("ssm.inner_size"), "a multiple of the hidden size"
+        )
+    return expand
 
 
 def _biases(keys: GgufKeys, convolution: str, projection: str) -> dict[str, bool]:
@@ -75,33 +84,33 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-def _granite(keys: GgufKeys) -> dict[str, Any]:
-    width, experts = max(keys.each("feed_forward_length")), keys.integer("expert_count", 0, least=0, most=MAX_EXPERTS)
-    mamba = _sizes(
-        keys,
-        heads="mamba_n_heads",
-        groups="mamba_n_groups",
-        state="mamba_d_state",
-        taps="mamba_d_conv",
-        head_dim="mamba_d_head",
-    )
-    expand, rest = divmod(mamba["mamba_n_heads"] * mamba["mamba_d_head"], keys.integer("embedding_length"))
-    if rest:
-        raise keys.all.unsupported(
-            keys.key("ssm.inner_size"), keys.get("ssm.inner_size"), "a multiple of the hidden size"
-        )
+def granite_multipliers(keys: GgufKeys) -> dict[str, float]:
     return {
-        **mamba,
-        **_biases(keys, "mamba_conv_bias", "mamba_proj_bias"),
-        "architectures": ["GraniteMoeHybridForCausalLM"],
-        "mamba_expand": expand,
-        "layer_types": keys.kinds({"ssm_in.weight": "mamba"}, "attention", keys.layers),
-        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else "nope",
-        "attention_bias": any(name.endswith(".attn_q.bias") for name in keys.tensors),
         "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def _granite(keys: GgufKeys) -> dict[str, Any]:
+    width, experts = max(keys.each("feed_forward_length")), keys.integer("expert_count", 0, least=0, most=MAX_EXPERTS)
+    return {
+        **_sizes(
+            keys,
+            heads="mamba_n_heads",
+            groups="mamba_n_groups",
+            state="mamba_d_state",
+            taps="mamba_d_conv",
+            head_dim="mamba_d_head",
+        ),
+        **_biases(keys, "mamba_conv_bias", "mamba_proj_bias"),
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "mamba_expand": _expand(keys),
+        "layer_types": keys.kinds({"ssm_in.weight": "mamba"}, "attention", keys.layers),
+        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else "nope",
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in keys.tensors),
+        **granite_multipliers(keys),
         "num_local_experts": experts,
         "num_experts_per_tok": keys.integer("expert_used_count", 0, least=0),
         "shared_intermediate_size": keys.integer("expert_shared_feed_forward_length", 0 if experts else width, least=0),
@@ -135,7 +144,7 @@ def _nemotron_h(keys: GgufKeys) -> dict[str, Any]:
     }
     if keys.architecture == "nemotron_h":
         return config
-    keys.refuse("expert_gating_func", "Nemotron's experts are chosen by sigmoid", _SIGMOID)
+    keys.refuse("expert_gating_func", "Nemotron's experts are chosen by sigmoid", SIGMOID)
     return {
         **config,
         "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
@@ -153,17 +162,11 @@ def _nemotron_h(keys: GgufKeys) -> dict[str, Any]:
 
 def _mamba2(keys: GgufKeys) -> dict[str, Any]:
     names = {"heads": "num_heads", "groups": "n_groups", "state": "state_size", "taps": "conv_kernel"}
-    sizes = _sizes(keys, **names, head_dim="head_dim")
-    expand, rest = divmod(sizes["num_heads"] * sizes["head_dim"], keys.integer("embedding_length"))
-    if rest:
-        raise keys.all.unsupported(
-            keys.key("ssm.inner_size"), keys.get("ssm.inner_size"), "a multiple of the hidden size"
-        )
     return {
-        **sizes,
+        **_sizes(keys, **names, head_dim="head_dim"),
         **_biases(keys, "use_conv_bias", "use_bias"),
         "architectures": ["Mamba2ForCausalLM"],
-        "expand": expand,
+        "expand": _expand(keys),
     }
 
 

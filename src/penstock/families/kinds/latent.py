@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from penstock.config.facts import PageShape
 from penstock.families.kinds.attention import AttentionMemory, Cut, RopeSpec, TensorSplit
-from penstock.families.rows import head_order, joined
-from penstock.families.spec import Parameter, TensorSource, stacked
+from penstock.families.rows import head_order
+from penstock.families.spec import Parameter, TensorSource, joined, stacked
 
 _CUTS: Mapping[str, Cut] = MappingProxyType(
     {
@@ -111,7 +111,7 @@ def latent_parameters(
         if spec.query_rank:
             parameters.append(stacked(f"{ours}query_down.{kind}", columns, (f"{theirs}q_a_proj.{kind}", low)))
         parameters.append(stacked(f"{ours}latent.{kind}", columns, (name, rank)))
-        parameters.append(joined(f"{ours}key_rope.{kind}", columns, [key], ()))
+        parameters.append(joined(f"{ours}key_rope.{kind}", columns, [key]))
         columns = (heads * values,) if kind == "weight" else ()
         parameters.append(stacked(f"{ours}output.{kind}", columns, (f"{theirs}o_proj.{kind}", hidden)))
     if divided:

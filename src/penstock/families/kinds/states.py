@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from penstock.config.facts import PageShape
 from penstock.families.kinds.attention import AttentionMemory, TensorSplit
-from penstock.families.rows import joined
-from penstock.families.spec import Parameter, TensorSource, stacked
+from penstock.families.spec import Parameter, TensorSource, joined, stacked
 
 
 @dataclass(frozen=True)
@@ -136,16 +135,14 @@ def _parameters(
     kinds = ("weight", "bias") if spec.projection_bias else ("weight",)
     for kind in kinds:
         columns = (hidden,) if kind == "weight" else ()
-        parameters.append(joined(f"{ours}input.{kind}", columns, _named(inputs, kind), ()))
+        parameters.append(joined(f"{ours}input.{kind}", columns, _named(inputs, kind)))
         into = precise if kind == "weight" else parameters  # a bias is kept as the packed matrix keeps it
-        into.append(joined(f"{ours}rates.{kind}", columns, _named(rates, kind), ()))
+        into.append(joined(f"{ours}rates.{kind}", columns, _named(rates, kind)))
         columns = (spec.value_width,) if kind == "weight" else ()
         parameters.append(stacked(f"{ours}output.{kind}", columns, (f"{theirs}out_proj.{kind}", hidden)))
     for kind in ("weight", "bias") if spec.conv_bias else ("weight",):
         sources = [replace(source, name=f"{theirs}{source.name}") for source in channels]
-        precise.append(
-            joined(f"{ours}conv.{kind}", (1, spec.taps) if kind == "weight" else (), _named(sources, kind), ())
-        )
+        precise.append(joined(f"{ours}conv.{kind}", (1, spec.taps) if kind == "weight" else (), _named(sources, kind)))
     return parameters + [replace(each, precise=True) for each in precise]
 
 

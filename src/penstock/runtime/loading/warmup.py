@@ -94,7 +94,7 @@ class _DummySteps:
                 break
             ids = tuple(range(next_block, next_block + blocks))
             groups = tuple(ids for _ in self._runner.capacity.groups)
-            decode.append(Work(-1 - len(new), after, True, after - 1, (0,) * (after - 1)))
+            decode.append(Work(-1 - len(new), after, True, (0,) * (after - 1)))
             new.append(NewSequence(-1 - len(new), (0,) * tokens, tokens, 0, groups, sampling, 0))
             next_block += blocks
         prefill = tuple(Work(each.seq, each.num_prompt, True) for each in new)

@@ -26,9 +26,7 @@ COUNT_BYTES = 64  # each counter has a cache line of its own, to avoid false sha
 # A rank polls a counter in three phases: without a pause, then yielding the processor, then sleeping between polls.
 SPINS = 1000  # polls without a pause, about 100 µs
 YIELD_SECONDS = 2e-3  # length of the second phase
-MAX_POLL_SECONDS = (
-    1.0  # one poll adds at most this much to the time waited: a process that was stopped must not time out
-)
+MAX_POLL_SECONDS = 1.0  # that one poll adds to the time waited: a process that was stopped must not time out
 
 
 def open_shared_memory(store: Store, rank: int, ranks: int, size: int) -> "SharedMemory | None":

@@ -108,9 +108,8 @@ class GrammarRows:
         for unit, each in enumerate(work.work):
             state = self.held.get(each.seq)
             if state is not None and each.sample:
-                drafts = each.draft_ids[: int(work.units.drafts[unit])]
-                rows.append(GrammarRow(each.seq, unit, int(first[unit]), state, drafts))
-                late = late or (state.awaited > 0 and not state.matcher.free(state.awaited + len(drafts)))
+                rows.append(GrammarRow(each.seq, unit, int(first[unit]), state, each.draft_ids))
+                late = late or (state.awaited > 0 and not state.matcher.free(state.awaited + each.drafts))
                 state.awaited += 1
         return rows, late
 

@@ -121,16 +121,14 @@ class Sampler:
         """Whether any row's logits are edited."""
         return bool(self._edited)
 
-    def plan(self, rows: NDArray[np.int64], outputs: NDArray[np.int64], drafts: int = 0) -> StepSampling:
-        """Returns how a step's rows of logits are sampled: `rows` of the batch, which have so many outputs by then.
-
-        Up to `drafts` of these outputs are drafts that may be refused.
-        """
+    def plan(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> StepSampling:
+        """Returns how a step's rows of logits are sampled: `rows` of the batch, which have so many outputs by then,
+        drafts not counted: these may be refused."""
         edited = []
         if self._edited:
             for i, (row, done) in enumerate(zip(rows.tolist(), outputs.tolist(), strict=True)):
                 edits = self._edited.get(row)
-                if edits is not None and edits.needed(done - drafts):
+                if edits is not None and edits.needed(done):
                     edited.append(i)  # the kernels count outputs themselves: a ban may have ended
                 elif edits is not None:
                     del self._edited[row]  # the ban has ended for good

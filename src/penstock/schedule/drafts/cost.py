@@ -3,7 +3,7 @@
 All seconds are differences of times that the scheduler was given, so a replay chooses the same drafts.
 """
 
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 
 WEIGHT = 0.1  # of a new measurement, when there are enough
 STALE = 1024  # steps after which a measurement counts no more, so that a wrong one does not last
@@ -86,7 +86,12 @@ class StepTimes:
 
 
 def draft_counts(
-    probabilities: Line[float], most: Line[int], rooms: Line[float], others: float, sequences: int, seconds: Line[float]
+    probabilities: Items[float],
+    most: Items[int],
+    rooms: Items[float],
+    others: float,
+    sequences: int,
+    seconds: Items[float],
 ) -> list[int]:
     """How many drafts of each candidate give the most tokens per second, with no sequence slowed down.
 

@@ -1,6 +1,6 @@
 """The drafts of one sequence, and how many of its earlier ones were accepted."""
 
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
 from penstock.schedule.drafts.index import TokenIndex
@@ -23,7 +23,7 @@ MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 class DraftSource(Protocol):
     """A source of drafts."""
 
-    def drafts(self, count: int) -> Line[int]:
+    def drafts(self, count: int) -> Items[int]:
         """At most so many tokens."""
         ...
 
@@ -82,7 +82,7 @@ class Drafter:
     )
 
     def __init__(
-        self, tokens: Line[int], num_prompt: int, prediction: tuple[int, ...], recent: RecentOutputs | None
+        self, tokens: Items[int], num_prompt: int, prediction: tuple[int, ...], recent: RecentOutputs | None
     ) -> None:
         """`tokens` is the sequence's own list, which grows. `prediction`: what its output is expected to be."""
         self._tokens = tokens

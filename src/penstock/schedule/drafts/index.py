@@ -1,7 +1,7 @@
 """Finds where the last tokens of a text occurred before."""
 
 from array import array
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ class TokenIndex:
         """The position up to which the text is indexed."""
         return len(self._links) - 1
 
-    def extend(self, tokens: Line[int], end: int) -> None:
+    def extend(self, tokens: Items[int], end: int) -> None:
         """Index the text's positions up to `end`, which is at most its length."""
         start = len(self._links)
         if end < start:
@@ -66,7 +66,7 @@ class TokenIndex:
             links.append(heads[slot])
             heads[slot] = i
 
-    def _extend_in_bulk(self, tokens: Line[int], start: int) -> None:
+    def _extend_in_bulk(self, tokens: Items[int], start: int) -> None:
         """`tokens` begin GRAM before position `start`."""
         ids = np.array(tokens, np.uint32)
         p, q, r = (np.uint32(factor) for factor in _FACTORS)
@@ -83,7 +83,7 @@ class TokenIndex:
         self._table[ordered[last]] = order[last] + start
         self._links.frombytes(links.tobytes())
 
-    def find(self, text: Line[int], tokens: Line[int], after: int) -> Match | None:
+    def find(self, text: Items[int], tokens: Items[int], after: int) -> Match | None:
         """Returns the position in `text` before which most tokens equal the last of `tokens`; None if fewer than PAIR.
 
         `text` is the indexed text. Of several positions with equally many tokens, it is the first from `after` on, or
@@ -111,7 +111,7 @@ class TokenIndex:
         return None
 
 
-def _equal(text: Line[int], position: int, tokens: Line[int], end: int) -> int:
+def _equal(text: Items[int], position: int, tokens: Items[int], end: int) -> int:
     """How many tokens before `position` equal those before `end`, at most LONGEST."""
     most = min(position, end, LONGEST)
     for length in range(1, most + 1):

@@ -10,7 +10,7 @@ from penstock.schedule.drafts.cost import MIN_GAIN, OUTLIER, StepTimes, draft_co
 from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
 from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
 from penstock.schedule.sequence import Sequence
-from penstock.schedule.step import Outstanding, StepDraft
+from penstock.schedule.step import Outstanding, StepBuilder
 
 INDEXED_TOKENS = 8192  # in one step: less than a millisecond
 SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
@@ -64,7 +64,7 @@ class Speculation:
 
     # -- plans ------------------------------------------------------------------------------------------------
 
-    def extend(self, step: StepDraft, running: int) -> None:
+    def extend(self, step: StepBuilder, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
 
         After a look that gives no accepted drafts, the next one comes later: the weights have evicted this code from
@@ -110,7 +110,7 @@ class Speculation:
             self._pays[count] = self._step + LOOK_AGAIN, pays
         return pays
 
-    def _candidates(self, step: StepDraft, looks: int) -> tuple[list[int], list[Candidate], list[int]]:
+    def _candidates(self, step: StepBuilder, looks: int) -> tuple[list[int], list[Candidate], list[int]]:
         """The places in the step's work that can have drafts, where these come from, and how many at most.
 
         Looks at sequences that copy, and at so many others: the next ones in turn.
@@ -166,7 +166,7 @@ class Speculation:
             del self._recent[next(iter(self._recent))]
         return found
 
-    def _add(self, step: StepDraft, place: int, candidate: Candidate, count: int, running: int) -> None:
+    def _add(self, step: StepBuilder, place: int, candidate: Candidate, count: int, running: int) -> None:
         """Verify `count` drafts with the token that the step's work at `place` computes. Blocks for them are taken only
         while one is left for each running sequence."""
         sequence = step.sequences[place]
@@ -178,7 +178,7 @@ class Speculation:
         end = sequence.planned + count
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
-        step.work[place] = Work(sequence.id, 1 + count, True, count, ids)
+        step.work[place] = Work(sequence.id, 1 + count, True, ids)
         step.take(count)
         sequence.planned = end
         sequence.expected += count
@@ -200,11 +200,13 @@ class Speculation:
         if step.num_tokens > sequences:
             tokens = 0
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
-                tokens += len(given.token_ids)
+                gained = len(given.token_ids)
+                tokens += gained
                 if unit.draft_ids:
-                    drafted += unit.drafts
-                    self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
-                    self._looks = min(self._looks + (len(given.token_ids) - 1) / sequences, MOST_LOOKS)
+                    drafts = len(unit.draft_ids)
+                    drafted += drafts
+                    self._note_drafts(sequence, drafts, gained - 1)
+                    self._looks = min(self._looks + (gained - 1) / sequences, MOST_LOOKS)
             if not drafted:
                 return  # a step with prompts
             self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))

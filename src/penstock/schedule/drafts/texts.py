@@ -1,7 +1,7 @@
 """Texts that drafts are taken from: the sequence itself, its prediction, and recent outputs of the same tenant."""
 
 from array import array
-from collections.abc import Sequence as Line
+from collections.abc import Sequence as Items
 
 from penstock.schedule.drafts.index import GRAM, TokenIndex
 
@@ -21,7 +21,7 @@ class RecentOutputs:
         self.index = TokenIndex(TENANT_TOKENS)
         self.epoch = 0  # changes when positions do
 
-    def add(self, output: Line[int]) -> None:
+    def add(self, output: Items[int]) -> None:
         """Keep an output that has ended."""
         self.tokens.extend((*output[-OUTPUT_TOKENS:], SEPARATOR))
         if len(self.tokens) > TENANT_TOKENS:
@@ -42,7 +42,7 @@ class DraftCursor:
 
     __slots__ = ("_place", "_trusted", "epoch", "index", "matched", "position", "tokens")
 
-    def __init__(self, tokens: Line[int], index: TokenIndex, position: int = -1) -> None:
+    def __init__(self, tokens: Items[int], index: TokenIndex, position: int = -1) -> None:
         self.tokens, self.index = tokens, index
         self.position = position  # -1: none
         self.matched = 0  # tokens before it that are equal; of those before a change, half
@@ -84,7 +84,7 @@ class DraftCursor:
         """Returns the place before which a search that begins at `start` ends."""
         return start + LEFT_OUT
 
-    def search(self, sequence: Line[int]) -> None:
+    def search(self, sequence: Items[int]) -> None:
         """Search the place anew when few tokens match."""
         if self.matched >= GRAM:
             return
