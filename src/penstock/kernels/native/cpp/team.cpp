@@ -120,12 +120,13 @@ void Team::reserve_shared(size_t bytes) {
   shared_bytes_ = bytes;
 }
 
-std::byte* Worker::own(size_t bytes) {
-  if (bytes > own_bytes_) {
-    own_ = aligned(bytes);
-    own_bytes_ = bytes;
+std::byte* Worker::own(size_t bytes, int place) {
+  Own& own = own_[place];
+  if (bytes > own.bytes) {
+    own.memory = aligned(bytes);
+    own.bytes = bytes;
   }
-  return own_.get();
+  return own.memory.get();
 }
 
 }  // namespace penstock

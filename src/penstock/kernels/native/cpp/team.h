@@ -63,7 +63,7 @@ class Team {
 // One thread of a team, as the ops see it.
 class Worker {
  public:
-  Worker(Team& team, int index) : team_(team), index_(index), own_(nullptr, nullptr) {}
+  Worker(Team& team, int index) : team_(team), index_(index) {}
 
   int index() const { return index_; }
   int count() const { return team_.size(); }
@@ -110,15 +110,18 @@ class Worker {
   // Memory of all threads, of at least the bytes last reserved.
   std::byte* shared() const { return team_.shared_.get(); }
 
-  // Memory of this thread, 64-byte aligned. It is invalidated by the next call.
-  std::byte* own(size_t bytes);
+  // Memory of this thread, 64-byte aligned. It is invalidated by the next call with the same place, of kPlaces.
+  static constexpr int kPlaces = 2;
+  std::byte* own(size_t bytes, int place = 0);
 
  private:
   Team& team_;
   int index_;
   bool parity_ = false;
-  std::unique_ptr<std::byte[], void (*)(void*)> own_;
-  size_t own_bytes_ = 0;
+  struct Own {
+    std::unique_ptr<std::byte[], void (*)(void*)> memory{nullptr, nullptr};
+    size_t bytes = 0;
+  } own_[kPlaces];
 };
 
 }  // namespace penstock

@@ -9,7 +9,6 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kWideQueries = 48;  // from this many rows on, widening lines beforehand is faster
 constexpr int64_t kMostHeads = 8;  // that are computed together: their scores stay in the L1 and L2 caches
 
 // The results of a tile's rows so far, or for one segment.
@@ -199,8 +198,7 @@ class AttentionTile {
     if (!few_rows()) copy_keys(runs_, 0, runs_.count, copied_);
   }
 
-  // True if lines are read as they are for each row; else they are widened once for all rows, or made tiles.
-  bool few_rows() const { return !kTiles && rows_ < kWideQueries; }
+  bool few_rows() const { return !kTiles && rows_ < kManyRows<Page>; }
 
   // Runs whose values are copied together, if they are the keys' first values.
   int64_t copied_runs() const { return few_rows() ? kRunsTogether : kSegment / kPositions; }
@@ -237,8 +235,9 @@ class AttentionTile {
     if (few_rows()) return score_lines(query, rows_, runs_, scores_ + begin);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
-      score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_),
-                    scores_ + row * kRowStride + begin);
+      float* scores = scores_ + row * kRowStride + begin;
+      if constexpr (kAsTheyLie<Page>) score_many(query.from(row), rows_, runs_, head, scores);
+      else score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), scores);
     }
   }
 
@@ -248,7 +247,9 @@ class AttentionTile {
     if (few_rows()) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
-      sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), sums + row * op_.value_dim);
+      float* to = sums + row * op_.value_dim;
+      if constexpr (kAsTheyLie<Page>) sum_many(weights.from(row), rows_, runs_, head, to);
+      else sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), to);
     }
   }
 
@@ -284,20 +285,23 @@ class AttentionTile {
 
   // Turns scores into weights: e^(score - largest score), 0 where the row does not see.
   void weigh(int64_t row, int64_t origin, int64_t begin, int64_t end, Seen& seen) {
+    // Of 2^r, |r| <= 1/2: minimax, with a relative error of 2e-7 in fp32.
+    constexpr float kTerms[] = {1.32764725e-3f, 9.67554096e-3f, 5.55071309e-2f,
+                                2.40221202e-1f, 6.93146944e-1f, 1.00000012f};
+    constexpr float kLog2E = 1.44269504088896341f;
     const int64_t position = position_ + query_of(row), head = row / stride_;
     const int64_t from = first_seen(position) - origin, to = seen_before(position) - origin;
-    const auto visible = [&](F16 x, F16 other, int64_t at) {
-      return from <= at && at + kPositions <= to ? x : within(x, other, from - at, to - at);
-    };
+    const auto hides_some = [&](int64_t at) { return at < from || to < at + kPositions; };
+    const bool capped_scores = op_.softcap != 0.0f;
+    const float left = kUnscaled && !capped_scores ? op_.scale : 1.0f;  // what scores are still multiplied with
     float* scores = scores_ + row * kRowStride;
     Weight* weights = weights_ + row * kRowStride;
     F16 most = splat(-kInfinity);
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 score = load(scores + at);
-      if constexpr (kUnscaled) score = mul(score, splat(op_.scale));
-      if (op_.softcap != 0.0f) score = capped(score, op_.softcap);
-      score = visible(score, splat(-kInfinity), at);
-      store(scores + at, score);
+      if (capped_scores) score = capped(kUnscaled ? mul(score, splat(op_.scale)) : score, op_.softcap);
+      if (hides_some(at)) score = within(score, splat(-kInfinity), from - at, to - at);
+      if (capped_scores || hides_some(at)) store(scores + at, score);
       most = max(most, score);
     }
     const float maximum = largest(most);
@@ -305,11 +309,12 @@ class AttentionTile {
     Extent extent;
     const bool sees = from < end && to > begin;
     for (int64_t at = begin; at < end; at += kPositions) {
-      F16 weight = sees ? exponential(sub(load(scores + at), splat(maximum))) : zero_f();
+      const F16 below = sub(load(scores + at), splat(maximum));
+      F16 weight = sees ? power_below_one(below, left * kLog2E, kTerms) : zero_f();
       total = add(total, weight);
       if constexpr (kScaled) {  // times the values' scales, which are undefined for unwritten tokens
         weight = mul(weight, load(runs_.value_scales((at - begin) / kPositions, head)));
-        weight = visible(weight, zero_f(), at);
+        if (hides_some(at)) weight = within(weight, zero_f(), from - at, to - at);
         extent.see(weight);
         store(scores + at, weight);
       } else {
@@ -321,7 +326,7 @@ class AttentionTile {
       for (int64_t at = begin; at < end; at += kPositions) Dot::put(weights + at, quantizer(load(scores + at)));
       weight_scales_[row] = quantizer.scale;
     }
-    seen.maxima[row] = maximum;
+    seen.maxima[row] = maximum * left;
     seen.weights[row] = sum(total);
   }
 

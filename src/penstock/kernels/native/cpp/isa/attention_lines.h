@@ -1,6 +1,5 @@
-// Attention's two products by vectors: queries times keys, and weights times values. With many rows, a page's lines are
-// widened first; the bits are the same. Sums of floats run in one order, along head_dim and along positions. Sums over
-// int8 pages are exact integers.
+// Attention's two products by vectors: queries times keys, and weights times values. Sums of floats run in one order, along
+// head_dim and along positions. Sums over int8 pages are exact integers. See attention_many.h for many rows.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -238,6 +237,15 @@ void sum_part(const Factors<Dot>& weights, int64_t rows, const Page* line, int64
   }
 }
 
+// Adds the values of the last line of a head if it is only partly written.
+template <class Page, class Dot>
+void sum_last(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, int64_t head, float* sums) {
+  const int64_t part = runs.positions % Dot::kLineValues, whole = runs.positions - part, dim = runs.value_dim;
+  if (part == 0) return;
+  const auto* values = reinterpret_cast<const Page*>(runs.values(runs.count - 1, head));
+  sum_part(weights.from(0, whole), rows, values + whole % kPositions * dim, part, dim, sums);
+}
+
 // Stores the first `dim` values of a run's keys as values lie: [kPositions / p][dim][p] instead of [dim / p][..][p], where
 // p is how many elements 4 bytes hold. Keys' lines are `stride` bytes apart.
 inline void keys_as_values(const float* keys, int64_t stride, int64_t dim, float* out) {
@@ -293,13 +301,8 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
     }
   }
   if constexpr (!Dot::kInteger) {
-    if (const int64_t part = runs.positions % Dot::kLineValues; part != 0) {
-      const int64_t whole = runs.positions - part;
-      for (int64_t head = 0; head < runs.heads; ++head) {
-        const auto* values = reinterpret_cast<const Page*>(runs.values(runs.count - 1, head));
-        sum_part(weights.from(head * rows, whole), rows, values + whole % kPositions * dim, part, dim,
-                 sums + head * rows * dim);
-      }
+    for (int64_t head = 0; head < runs.heads; ++head) {
+      sum_last(weights.from(head * rows), rows, runs, head, sums + head * rows * dim);
     }
   }
   if constexpr (Dot::kInteger) {
@@ -309,87 +312,6 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
       }
     }
   }
-}
-
-// The number of blocks of 16 columns that are widened at once.
-template <class Wide>
-constexpr int wide_blocks() {
-  return Wide::kTileSums > kPanelRows ? Wide::kTileSums / kPanelRows : 1;
-}
-
-// The most words that the widened lines of a segment take.
-inline int64_t widened_words(int64_t dim) { return wide_blocks<DotF32>() * 16 * (dim > kSegment ? dim : kSegment); }
-
-template <class Dot>
-inline typename Dot::Word* widen_lines(const uint8_t* lines, const uint8_t* ahead, int64_t stride, int64_t steps,
-                                       typename Dot::Word* out) {
-  for (int64_t at = 0; at < steps * stride; at += stride) {
-    fetch(ahead + at);
-#pragma GCC unroll 16
-    for (int word = 0; word < Dot::kWords; ++word, out += 16) store(out, Dot::widen(lines + at, word));
-  }
-  return out;
-}
-
-// score_lines for one head, on widened lines. `wide`: memory for widened_words.
-template <class Page, class Dot>
-void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, int64_t head,
-                   typename Dot::Word* wide, float* scores) {
-  using Wide = typename PageDots<Page>::Wide;
-  const int64_t words = runs.dim / query.kWordValues;
-  in_groups<wide_blocks<Wide>()>(0, runs.count, [&]<int N>(int64_t run) {
-    for (int n = 0; n < N; ++n) {
-      const int64_t next = run + n + N < runs.count ? run + n + N : run + n;
-      widen_lines<Dot>(runs.keys(run + n, head), runs.keys(next, head), runs.key_stride, runs.dim / Dot::kLineValues,
-                       wide + n * words * 16);
-    }
-    in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {
-      typename Dot::Vector sums[M][N];
-      clear(sums, Dot::zero());
-      dot<Wide, M, N>(query.from(row).words, query.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
-                      words * kLineBytes, words, sums);
-      put_scores(sums, query.scales + row, runs, run, head, scores + row * kRowStride);
-    });
-  });
-}
-
-// sum_lines for one head, on widened lines. `wide`: memory for widened_words.
-template <class Page, class Dot>
-void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, int64_t head,
-                 typename Dot::Word* wide, float* sums) {
-  using Wide = typename PageDots<Page>::Wide;
-  const int64_t dim = runs.value_dim, most = runs.count * kPositions / weights.kWordValues;
-  const int64_t steps = Dot::kInteger ? most : divide_up(runs.positions, weights.kWordValues);
-  in_groups<wide_blocks<Wide>()>(0, dim / 16, [&]<int N>(int64_t block) {
-    for (int n = 0; n < N; ++n) {
-      const int64_t at = (block + n) * kLineBytes, next = block + n + N < dim / 16 ? at + N * kLineBytes : at;
-      auto* out = wide + n * most * 16;
-      for (int64_t run = 0; run < runs.count; ++run) {
-        const uint8_t* lines = runs.values(run, head);
-        out = widen_lines<Dot>(lines + at, lines + next, dim * 4, kPositions / Dot::kLineValues, out);
-      }
-      if constexpr (!Dot::kInteger && Factors<Dot>::kWordValues == 2) {  // the last word's second value is not written
-        auto* last = wide + (n * most + steps - 1) * 16;
-        for (int i = 0; runs.positions % 2 != 0 && i < 16; ++i) last[i] &= 0xffff;
-      }
-    }
-    in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {
-      typename Dot::Vector tile[M][N];
-      clear(tile, Dot::zero());
-      dot<Wide, M, N>(weights.from(row).words, kWeightStride<Dot>, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
-                      most * kLineBytes, steps, tile);
-      for (int m = 0; m < M; ++m) {
-        for (int n = 0; n < N; ++n) {
-          float* to = sums + (row + m) * dim + (block + n) * 16;
-          if constexpr (Dot::kInteger) {
-            store(to, mul(to_float(tile[m][n]), splat(weights.scales[row + m])));
-          } else {
-            store(to, tile[m][n]);
-          }
-        }
-      }
-    });
-  });
 }
 
 }  // namespace

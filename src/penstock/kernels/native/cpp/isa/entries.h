@@ -8,9 +8,8 @@ void linear(Worker& worker, const LinearOp& op) {
   linear_as<uint16_t>(worker, op);
 }
 
-// The most bytes of shared memory that `prepare` uses. A word holds at least one value of x. For a grouped weight it holds
-// four, and the rest is enough for what each span has beside them.
-size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * op.heads * (padded_k(op.weight) + 1) * 4; }
+// The most bytes of shared memory that `prepare` uses.
+size_t linear_shared_bytes(const LinearOp& op) { return prepared_bytes(op, *op.rows * op.heads); }
 
 void experts(Worker& worker, const ExpertsOp& op) {
   if (op.dtype == Dtype::f32) return experts_by<ByWords, float>(worker, op);

@@ -21,6 +21,7 @@
 #include "moe.h"
 #include "amx/moe.h"
 #include "attention_lines.h"
+#include "attention_many.h"
 #include "amx/attention.h"
 #include "attention.h"
 #include "attention_items.h"

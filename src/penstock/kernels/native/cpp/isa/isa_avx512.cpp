@@ -21,6 +21,7 @@
 #include "elementwise.h"
 #include "recurrence.h"
 #include "attention_lines.h"
+#include "attention_many.h"
 #include "attention.h"
 #include "attention_items.h"
 #include "sampling/sampling.h"

@@ -22,6 +22,7 @@
 #include "moe.h"
 #include "elementwise.h"
 #include "attention_lines.h"
+#include "attention_many.h"
 #include "attention.h"
 #include "attention_items.h"
 

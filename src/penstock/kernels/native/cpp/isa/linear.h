@@ -155,9 +155,20 @@ struct PanelRow {
   }
 };
 
-// Converts rows to words in `memory`, which the threads share. place(row): the row's PanelRow.
+// As long as the threads convert no more rows than this altogether, each of them converts all rows for itself: rows that
+// another one converted would come from its caches, after a barrier.
+constexpr int64_t kRowsAlone = 64;
+
+// The bytes of converted rows. A word holds at least one value of x. For a grouped weight it holds four, and the rest is
+// enough for what each span has beside them.
+inline size_t prepared_bytes(const LinearOp& op, int64_t rows) { return rows * (padded_k(op.weight) + 1) * 4; }
+
+// Converts rows to words: in `memory`, which the threads share, or if there are few in each thread's own.
+// place(row): the row's PanelRow.
 template <class Dot, class T, class F>
 Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory, const F& place) {
+  const bool alone = rows * worker.count() <= kRowsAlone;
+  if (alone) memory = worker.own(prepared_bytes(op, rows), 1);
   using Word = typename Dot::Word;
   constexpr int64_t kMost = panel_rows<Dot>();
   const int64_t stride = words_along<Dot>(op.weight), k = op.weight.k, padded = padded_k(op.weight);
@@ -182,7 +193,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
     }
     return out;
   };
-  worker.for_each(rows, kMost, [&](int64_t begin, int64_t end) {
+  const auto convert_all = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const PanelRow first = place(row);
       if (first.panel != row) continue;  // the panel's first row puts all of them
@@ -195,7 +206,9 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
       for (int64_t i = 0; i < first.height; ++i) each[i] = convert(row + i, place(row + i), apart + i * stride);
       for_rows<kMost>(first.height, [&]<int M>() { interleave<M>(each, stride, panel); });
     }
-  });
+  };
+  if (alone) convert_all(0, rows);
+  else worker.for_each(rows, kMost, convert_all);
   return {words, stride, factors, spans, factor_stride};
 }
 

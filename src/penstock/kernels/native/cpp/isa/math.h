@@ -27,6 +27,19 @@ inline F16 exponential(F16 x) {
   return mul(p, power_of_two(n));
 }
 
+// 2^(x scale) for x <= 0; 0 below 2^-126.5. `terms`: a polynomial that is 2^r for |r| <= 1/2, its highest power first.
+template <size_t N>
+[[gnu::always_inline]] inline F16 power_below_one(F16 x, float scale, const float (&terms)[N]) {
+  // Adding 1.5 2^23 leaves no bits for a fraction; n + 127, at the sum's end, is the exponent of 2^n.
+  constexpr float kRounding = 12582912.0f + 127.0f;
+  x = max(splat(-127.0f / scale), x);
+  const F16 shifted = fma(x, splat(scale), splat(kRounding));
+  const F16 r = fma(x, splat(scale), sub(splat(kRounding), shifted));
+  F16 p = splat(terms[0]);
+  for (size_t i = 1; i < N; ++i) p = fma(p, r, splat(terms[i]));
+  return mul(p, to_exponent(shifted));
+}
+
 inline F16 sigmoid(F16 x) { return div(splat(1.0f), add(splat(1.0f), exponential(sub(zero_f(), x)))); }
 
 // tanh(x) to about 1e-7, relative. After Cephes' tanhf (S. Moshier).

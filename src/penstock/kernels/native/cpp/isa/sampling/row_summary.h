@@ -122,16 +122,8 @@ struct Fine {
   static constexpr double kExcess = 1;
 
   static F16 weights(F16 x, float scale) {
-    // Adding 1.5 2^23 leaves no bits for a fraction; n + 127, at the sum's end, is the exponent of 2^n.
-    constexpr float kRounding = 12582912.0f + 127.0f;
-    x = max(splat(-127.0f / scale), x);
-    const F16 shifted = fma(x, splat(scale), splat(kRounding));
-    const F16 r = fma(x, splat(scale), sub(splat(kRounding), shifted));
-    F16 p = fma(splat(9.570102207e-3f), r, splat(5.591785908e-2f));
-    p = fma(p, r, splat(2.402474433e-1f));
-    p = fma(p, r, splat(6.931217909e-1f));
-    p = fma(p, r, splat(9.999992847e-1f));
-    return mul(p, to_exponent(shifted));
+    constexpr float kTerms[] = {9.570102207e-3f, 5.591785908e-2f, 2.402474433e-1f, 6.931217909e-1f, 9.999992847e-1f};
+    return power_below_one(x, scale, kTerms);
   }
 };
 
