@@ -140,7 +140,7 @@ async def test_an_engine_that_hangs_while_starting_is_given_up(monkeypatch: pyte
     before = children(os.getpid())
     busy = "import time\nuntil = time.monotonic() + 2\nwhile time.monotonic() < until: pass\ntime.sleep(60)"
     began = time.monotonic()
-    with pytest.raises(EngineError, match="used no processor time for 0.6 s while it started"):
+    with pytest.raises(EngineError, match=r"used no processor time for .* while it started"):
         await spawn(config(), (sys.executable, "-c", busy))
     assert 2 < time.monotonic() - began < 30
     assert children(os.getpid()) == before
