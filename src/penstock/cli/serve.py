@@ -194,6 +194,10 @@ def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socke
         lock = -1 if folder is None else lock_folder(folder)
     except APIError as error:
         raise ConfigError(error.message) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"--state-dir is {str(folder)!r}: it cannot be used: {reason}; name another folder, or none"
+        raise ConfigError(message) from error
     answers = prepared.answers
     start = ApiStart(answers=answers, texts=text_digest(answers), created=int(time.time()), grpc=grpc)
     return Supervisor(start, sockets, lock)
