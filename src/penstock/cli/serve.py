@@ -1,6 +1,8 @@
 """Implements `penstock serve`: the engine in a process of its own, and the HTTP server in this one or in several."""
 
+import contextlib
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.engine.client import StreamingClient
     from penstock.frontend.serving import Serving
 
+OPEN_FILES = 65536  # that the server may have, if the hard limit allows it
+
 
 def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
     """Serves until SIGTERM or SIGINT (Ctrl-C). `engine` is the engine process if the caller has already started one.
@@ -28,6 +32,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     imports are inside the functions.
     """
     began = time.monotonic()
+    _allow_open_files()
     gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
     try:
         engine = engine or EngineChild()
@@ -69,6 +74,16 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 signal.signal(number, signal.SIG_IGN)
             if supervisor is not None:
                 supervisor.kill()
+
+
+def _allow_open_files() -> None:
+    """Raises the soft limit of open files, often 1024, up to the hard limit: each connection needs one, and
+    --max-in-flight alone is 2048."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _ServerStart(NamedTuple):
