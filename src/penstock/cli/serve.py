@@ -100,8 +100,6 @@ class _ServerStart(NamedTuple):
 
     async def connect(self) -> "StreamingClient":
         """Returns the client of the engine when it is ready."""
-        import contextlib
-
         from penstock.cli.engine import verified
         from penstock.engine.link.ipc import connect
         from penstock.observe.reporting import reporting
