@@ -14,6 +14,7 @@ def main() -> None:
 
     There is nothing to clean up then: the engine process ends with the process that started it.
     """
+    _open_standard_streams()
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as held:
@@ -31,6 +32,20 @@ def main() -> None:
             command(engine)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null for standard input, output and error where the caller has closed them, as some service managers
+    do. Else a socket or the storage would get the descriptor, and with it what is meant for the log."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _terminated(*_: object) -> None:

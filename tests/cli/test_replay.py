@@ -1,6 +1,8 @@
 """A real engine's event log, and `penstock replay` of it."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,9 @@ import msgspec
 import pytest
 
 from penstock.engine.launch import launch
+from penstock.engine.link.ipc import spawn
 from penstock.messages import GenerateRequest, SamplingParams
-from tests.engine.simulated import ask
+from tests.engine.simulated import ask, until
 from tests.engine.test_model import PROMPTS, config
 
 
@@ -43,6 +46,22 @@ async def test_the_same_plans_follow(log: Path) -> None:
     log.write_bytes(whole[:-9])
     status, said = replay(log)
     assert status == 0 and "cut off" in said
+
+
+async def test_the_log_of_an_engine_that_was_killed_is_kept(tmp_path: Path) -> None:
+    path, before = tmp_path / "events.jsonl", tmp_path / "events.jsonl.1"
+    client = await spawn(msgspec.structs.replace(config(), event_log=str(path)), resumes=True)
+    try:
+        asked = GenerateRequest(
+            request_id="a", prompt_ids=PROMPTS[0], sampling=SamplingParams(seed=0, max_tokens=9, ignore_eos=True)
+        )
+        await ask(client, asked)
+        os.kill(client.info.pid, signal.SIGKILL)
+        await until(lambda: client.restarts == 1, "another engine", 60)
+        assert b'"prompt_ids"' in before.read_bytes() and b'"prompt_ids"' not in path.read_bytes()
+        assert replay(before)[0] == 0 and before.stat().st_mode & 0o077 == 0
+    finally:
+        await client.close()
 
 
 async def test_a_changed_log_is_found_out(log: Path) -> None:

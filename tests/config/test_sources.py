@@ -87,6 +87,8 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], words: list[str]) ->
         ("port: {a: 1}\n", "a whole number from 0 to 65535"),
         ("1: 2\n", "there is no setting 1"),
         ("port: \udcff\n", "not UTF-8 text"),
+        ("port: 1\napi-key:\n", "line 2: --api-key has no value"),
+        ("api-key: ~\n", "line 1: --api-key has no value"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from penstock.engine.client import StreamingClient
+from penstock.engine.link import ipc
 from penstock.engine.link.ipc import spawn
 from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
@@ -131,6 +132,18 @@ async def test_an_engine_that_ends_while_starting_is_told(
         await spawn(config(Scenario(exit=3)), command)
     assert descriptors() == before
     assert not list(scratch.iterdir())
+
+
+async def test_an_engine_that_hangs_while_starting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "IDLE_SECONDS", 0.6)
+    monkeypatch.setattr(ipc, "LOOK_SECONDS", 0.2)
+    before = children(os.getpid())
+    busy = "import time\nuntil = time.monotonic() + 2\nwhile time.monotonic() < until: pass\ntime.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"used no processor time for .* while it started"):
+        await spawn(config(), (sys.executable, "-c", busy))
+    assert 2 < time.monotonic() - began < 30
+    assert children(os.getpid()) == before
 
 
 async def test_a_cancelled_start_leaves_nothing() -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from penstock.engine import recovery
 from penstock.engine.client import EngineLink, StreamingClient
+from penstock.engine.link import ipc
 from penstock.engine.link.ipc import spawn
 from penstock.engine.link.wire import Ended, Ready
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest
-from tests.engine.processes import alive
+from tests.engine.processes import alive, children
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
 from tests.schedule.simulated import request
 from tests.schedule.simulated_executor import logprob_row
@@ -236,6 +237,51 @@ async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_replaced() -> None:
     await until(lambda: started == [2, 3] and not client.restarting, "the third engine", 1)
     assert client.healthy
     await client.close()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 90.0])
+def test_eight_starts_that_fail_are_the_last_however_long_each_takes(seconds: float) -> None:
+    now = 0.0
+    starts = recovery.Starts(lambda: now)
+    delays = []
+    while (delay := starts.delay()) is not None:
+        delays.append(delay)
+        now += delay + seconds
+        assert len(delays) <= len(recovery.DELAYS)
+    assert tuple(delays) == recovery.DELAYS
+
+
+def test_a_minute_of_work_counts_but_no_time_of_loading() -> None:
+    now = 0.0
+    starts = recovery.Starts(lambda: now)
+
+    def start(loading: float, working: float) -> float | None:
+        nonlocal now
+        delay = starts.delay()
+        if delay is not None:
+            now += delay + loading
+            starts.ready()
+            now += working
+        return delay
+
+    assert [start(90.0, 61.0) for _ in range(20)] == [0.0] * 20
+    assert [start(90.0, 1.0) for _ in recovery.DELAYS] == list(recovery.DELAYS)
+    assert start(90.0, 1.0) is None
+
+
+async def test_a_start_that_hangs_is_given_up_and_tried_again(engine: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await engine()
+    tasks = asking(client, [request("a", 6, 400)])
+    await until(lambda: client.stats().running, "it to run")
+    monkeypatch.setattr(ipc, "IDLE_SECONDS", 0.6)
+    monkeypatch.setattr(ipc, "LOOK_SECONDS", 0.2)
+    first = client.info.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: set(children(os.getpid())) - {first}, "the next engine")
+    (stopped,) = set(children(os.getpid())) - {first}
+    os.kill(stopped, signal.SIGSTOP)
+    assert (await tasks[0]).choices[0] == expected(request("a", 6, 400))
+    assert not alive(stopped)
 
 
 async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:

@@ -1,6 +1,8 @@
 """Implements `penstock serve`: the engine in a process of its own, and the HTTP server in this one or in several."""
 
+import contextlib
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.engine.client import StreamingClient
     from penstock.frontend.serving import Serving
 
+OPEN_FILES = 65536  # that the server may have, if the hard limit allows it
+
 
 def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
     """Serves until SIGTERM or SIGINT (Ctrl-C). `engine` is the engine process if the caller has already started one.
@@ -28,6 +32,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     imports are inside the functions.
     """
     began = time.monotonic()
+    _allow_open_files()
     gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
     try:
         engine = engine or EngineChild()
@@ -71,6 +76,16 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
+def _allow_open_files() -> None:
+    """Raises the soft limit of open files, often 1024, up to the hard limit: each connection needs one, and
+    --max-in-flight alone is 2048."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class _ServerStart(NamedTuple):
     """The command line of the server, what was read from it, and what the start has made so far."""
 
@@ -85,8 +100,6 @@ class _ServerStart(NamedTuple):
 
     async def connect(self) -> "StreamingClient":
         """Returns the client of the engine when it is ready."""
-        import contextlib
-
         from penstock.cli.engine import verified
         from penstock.engine.link.ipc import connect
         from penstock.observe.reporting import reporting
@@ -194,6 +207,10 @@ def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socke
         lock = -1 if folder is None else lock_folder(folder)
     except APIError as error:
         raise ConfigError(error.message) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"--state-dir is {str(folder)!r}: it cannot be used: {reason}; name another folder, or none"
+        raise ConfigError(message) from error
     answers = prepared.answers
     start = ApiStart(answers=answers, texts=text_digest(answers), created=int(time.time()), grpc=grpc)
     return Supervisor(start, sockets, lock)

@@ -67,6 +67,8 @@ def _statements(
     """(setting, value, source), later ones over earlier ones."""
     if file is not None:
         for key, value, line in _read_yaml(file):
+            if value is None:  # such as a key that a template has left empty
+                raise ConfigError(f"{file}, line {line}: {flag(key)} has no value; give one, or leave the line out")
             yield key, value, f"{file}, line {line}"
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in {FILE_VARIABLE, *KERNELS}:

@@ -72,9 +72,16 @@ def run_engine(
 
 
 def _event_log(held: contextlib.ExitStack, path: str) -> EventFile:
+    """Begin a log. What an earlier engine has written is kept as PATH.1: this start may follow a crash, whose cause is
+    there."""
+
     def failed(error: OSError) -> None:
         logger.error("the event log ends here: %s cannot be written: %s (--event-log)", path, error.strerror)
 
+    path = os.path.realpath(path)
+    with contextlib.suppress(OSError):  # else the log is overwritten
+        if os.path.isfile(path) and os.path.getsize(path):
+            os.replace(path, f"{path}.1")
     return EventFile(held.enter_context(_open_private(path)), failed)
 
 

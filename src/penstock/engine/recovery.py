@@ -24,21 +24,33 @@ MINUTE = 60.0
 
 
 class Starts:
-    """The starts of a process that ends, each later than the one before."""
+    """The starts of a process that ends, each later than the one before. The minute does not count the time in which
+    the process only starts: a model that takes long to load, and cannot be, is given up as any other."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._times: deque[float] = deque()
+        self._began: float | None = None  # when the process began to start; None once it is ready
+
+    def ready(self) -> None:
+        """Call when the process that was started is ready."""
+        if self._began is not None:
+            taken = max(self._clock() - self._began, 0.0)
+            self._times = deque(time + taken for time in self._times)
+            self._began = None
 
     def delay(self) -> float | None:
         """Seconds to wait before the next start; None to give up."""
+        self.ready()  # unless it ended before: that it started has taken this time as well
         now = self._clock()
         while self._times and self._times[0] < now - MINUTE:
             self._times.popleft()
         if len(self._times) >= len(DELAYS):
             return None
         self._times.append(now)
-        return DELAYS[len(self._times) - 1]
+        delay = DELAYS[len(self._times) - 1]
+        self._began = now + delay
+        return delay
 
 
 class Recovery:
@@ -99,7 +111,8 @@ class Recovery:
         self._at_once, self._held, self._tried, self._ends = at_once, deque(held), None, ends
 
     def ready(self) -> list[Stream]:
-        """Return the requests to send to a new engine at once."""
+        """Return the requests to send to a new engine at once. Call it when that is ready."""
+        self._starts.ready()
         at_once, self._at_once = self._at_once, []
         return [stream for stream in at_once if not stream.closed]
 

@@ -1,6 +1,7 @@
 """Says on standard error what a command waits for."""
 
 import os
+import select
 import shutil
 import sys
 import threading
@@ -31,6 +32,8 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
         current = new
 
     def write(line: str) -> None:
+        if not _has_room():
+            return
         try:
             print(line, end="" if terminal else "\n", file=sys.stderr, flush=True)
         except (OSError, ValueError):  # the terminal is gone, or the stream is closed
@@ -58,3 +61,14 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
         writer.join()
         if terminal and shown:
             write("\x1b[K")
+
+
+def _has_room() -> bool:
+    """False if standard error is a pipe that is full, as its reader has stopped: writing to it would block."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError):  # no file, or a closed one
+        return True
+    ready = select.poll()
+    ready.register(descriptor, select.POLLOUT)
+    return bool(ready.poll(0))

@@ -4,12 +4,16 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from penstock.weights.packaged import EMBEDDED
+from tests.e2e.bound import bound
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 from tests.engine.processes import alive, children, command_line
 
@@ -181,3 +185,12 @@ def test_sigterm_to_the_group_lets_streams_finish(server: Server) -> None:
     assert {end for _, end in asyncio.run(ended())} == {"done"}
     assert server.process.wait(PATIENCE) == 0
     assert not any(map(alive, group))
+
+
+def test_a_state_folder_that_cannot_be_used_is_named() -> None:
+    """/proc takes no folders, not even root's."""
+    flags = ("--api-processes", "2", "--state-dir", "/proc/no-folder", "--port", "0")
+    command = bound([sys.executable, "-m", "penstock", "serve", EMBEDDED, *flags])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2
+    assert "--state-dir is '/proc/no-folder': it cannot be used: no such file or directory" in done.stderr

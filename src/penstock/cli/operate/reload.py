@@ -162,9 +162,9 @@ class Reloader:
 
 
 def _warn_of_less(old: EngineInfo, new: EngineInfo) -> None:
-    """Logs that the KV cache is smaller than the one before."""
+    """Logs that the KV cache is smaller than the one before, and than its sequences may need together."""
     before, now = ((min(info.num_blocks) - 1) * info.block_size for info in (old, new))
-    if now < before:
+    if now < min(before, new.max_num_seqs * new.max_model_len):
         _log.warning(
             "the KV cache has %s tokens; before the reload it had %s. It gets a share of what the old engine "
             "leaves: --kv-cache-memory sets its size, and a reload with --drain-first gives it all",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -26,6 +27,10 @@ from penstock.observe.processes import usage_of_one
 COMMAND = (sys.executable, "-P", "-m", "penstock.cli.serving.api_process")
 COUNT_SECONDS = 1.0  # that a process has to send what it has counted; after that its last counts are used
 LOAD_SECONDS = 60.0  # that a process has to load a new version
+LOOK_SECONDS = 5.0  # between looks whether it answers
+MISSED_LOOKS = 6  # one after the other, after which it counts as hung; half a minute
+
+_log = logging.getLogger("penstock.serve")
 
 
 class ApiProcess:
@@ -104,6 +109,11 @@ class ProcessSlot:
         if self._mux is not None:
             self._connections[hub.version] = hub.connect(self._mux, answer)
 
+    def answers(self) -> None:
+        """Call when the process answers requests."""
+        self._starts.ready()
+        self.ready.set()
+
     def leave(self, hub: Hub) -> None:
         """Closes that connection."""
         if (connection := self._connections.pop(hub.version, None)) is not None:
@@ -168,10 +178,27 @@ class ProcessSlot:
         if self._reply is not None and not self._reply.done() and number == str(self._asked):
             self._reply.set_result(error)
 
-    async def look(self) -> None:
-        """Takes the process's counts, and what it uses of the machine."""
+    async def look(self) -> bool:
+        """Takes the process's counts, and what it uses of the machine. Returns whether it has sent its counts."""
         self.used = usage_of_one(self.api.process.pid) or self.used
         if self._link is not None:
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(COUNT_SECONDS):
                     self.counts = msgspec.json.decode(await self._link.count())
+                return True
+        return False
+
+    async def watch(self) -> None:
+        """Kills the process when it hangs, since the connections that it has accepted, and that wait for it, would hang
+        with it. It is watched from its first answer on. Looks are counted, and not seconds, so that the time in which
+        this process itself was stopped is left out."""
+        missed: int | None = None
+        while missed is None or missed < MISSED_LOOKS:
+            await asyncio.sleep(LOOK_SECONDS)
+            if await self.look():
+                missed = 0
+            elif missed is not None:
+                missed += 1
+        seconds = MISSED_LOOKS * LOOK_SECONDS
+        _log.error("API process %d has not answered its supervisor for %g s and is killed", self.number, seconds)
+        self.api.process.kill()

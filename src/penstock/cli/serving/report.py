@@ -3,6 +3,7 @@
 import logging
 import socket
 import time
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from penstock.cli.address import url_of
@@ -50,8 +51,12 @@ def show_memory(resolved: "Resolved") -> None:
         from rich.console import Console
 
         from penstock.cli.prepare import memory_table
+        from penstock.observe.stderr import complain
 
-        Console(stderr=True).print(memory_table(resolved, f"Memory for {resolved.engine.name}"))
+        text, stderr = StringIO(), Console(stderr=True)
+        console = Console(file=text, width=stderr.width, force_terminal=stderr.is_terminal)
+        console.print(memory_table(resolved, f"Memory for {resolved.engine.name}"))
+        complain(text.getvalue().removesuffix("\n"))  # a server starts even if its log cannot be written
     else:
         sizes = {row.name: row.bytes for row in resolved.memory.rows}
         fields = {"model": resolved.engine.name, "bytes": sizes}

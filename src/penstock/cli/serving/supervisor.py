@@ -129,7 +129,11 @@ class Supervisor:
         while True:
             slot.connect(lambda message: self._answer(slot, message))
             self._versions.join(slot)
-            status = await slot.api.ended()
+            watching = asyncio.create_task(slot.watch())
+            try:
+                status = await slot.api.ended()
+            finally:
+                watching.cancel()
             counts, seconds = slot.ended()
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
             if self._stopping or self._versions.model.client.failure:
@@ -190,7 +194,7 @@ class Supervisor:
         command, _, argument = message.partition(" ")
         match command:
             case "ready":
-                slot.ready.set()
+                slot.answers()
             case "run_batches":
                 self._versions.order("run_batches")
             case "metrics":

@@ -21,6 +21,10 @@ from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo
+from penstock.observe.processes import usage
+
+IDLE_SECONDS = 120.0  # without processor time after which an engine that starts counts as hung
+LOOK_SECONDS = 1.0  # between looks at its processor time
 
 
 async def spawn(
@@ -69,12 +73,30 @@ def _start(config: EngineConfig, command: Sequence[str], processors: Collection[
 
 async def _ready(child: EngineChild, streams: Streams) -> tuple[EngineInfo, "EngineProcess"]:
     process = EngineProcess(child, streams)
+    watching = asyncio.create_task(_watch_start(process, streams))
     try:
         return await streams.info, process
     except BaseException:
         process.kill()
         await process.ended()
         raise
+    finally:
+        watching.cancel()
+
+
+async def _watch_start(process: "EngineProcess", streams: Streams) -> None:
+    """Ends the start of an engine whose process, with its children, uses no processor time for IDLE_SECONDS. A model
+    may take any time to load, but then it uses some."""
+    used, looks = process.processor_seconds(), 0
+    while looks < IDLE_SECONDS / LOOK_SECONDS:  # counted, so that time in which this process was stopped is left out
+        await asyncio.sleep(LOOK_SECONDS)
+        before, used = used, process.processor_seconds()
+        looks = looks + 1 if used == before else 0
+    streams.fail(
+        f"the engine process used no processor time for {IDLE_SECONDS:g} s while it started, and was given up: it was "
+        "stopped, or waits for a disk, a device or a lock"
+    )
+    process.kill()
 
 
 class EngineProcess:
@@ -101,6 +123,11 @@ class EngineProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def processor_seconds(self) -> float:
+        """The processor time of the process and its children."""
+        found = usage(self._process.pid)
+        return 0.0 if found is None else found[1]
 
     async def ended(self) -> None:
         """Returns when the process has ended and its sockets and descriptors are closed."""

@@ -48,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._unread = UnreadTimer(limits.write_timeout)
         self._header_bytes = 0  # received of a request whose headers are not complete
+        self._head_is_known = False  # the parser reads headers again, to read the body after them
         # The request that is being answered. uvicorn's `cycle` is the last one received, which may wait in `pipeline`.
         self._running: RequestResponseCycle | None = None
 
@@ -67,12 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            if self._should_upgrade():
-                self._upgrade()
-                return
-            # The request is answered without the upgrade, as HTTP allows.
+            self._parse(data)
         except httptools.HttpParserError as error:
             if self._ignores:
                 return
@@ -82,17 +78,53 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
             self._answer(self._headers_too_large())
 
+    def _parse(self, data: bytes) -> None:
+        """Feeds the parser. It stops after the headers of a request that asks for an upgrade, and takes the rest for
+        another protocol. Only a WebSocket's handshake is one; other requests are answered as if they did not ask, as
+        HTTP allows. So what follows is their body, or the next request. Raises httptools.HttpParserError."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                if self._should_upgrade():
+                    self._upgrade()
+                    return
+                data = data[stopped.args[0] :]
+            if framing := self._framing():
+                self.parser = httptools.HttpRequestParser(self)
+                self._head_is_known = True
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % framing)
+                self._head_is_known = False
+
+    def _framing(self) -> tuple[bytes, bytes] | None:
+        """Returns the header that says where the body of the request ends; None if it has no body."""
+        for name, value in self.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ")):
+                return name, value
+        return None
+
+    def on_url(self, url: bytes) -> None:
+        if not self._head_is_known:
+            super().on_url(url)
+
     def on_message_begin(self) -> None:
+        if self._head_is_known:
+            return
         super().on_message_begin()
         self._expect(self._limits.header_timeout)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_is_known:
+            return
         super().on_header(name, value)
         if len(self.headers) > self._limits.max_headers:
             message = f"the request has more than {self._limits.max_headers} headers, the limit; send fewer"
             raise APIError(431, message, code="headers_too_large")
 
     def on_headers_complete(self) -> None:
+        if self._head_is_known:
+            return
         # The parser may get headers and body at once, so the number of bytes received is not the size of the headers.
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header_bytes:
@@ -119,6 +151,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._framing():
+            return  # the parser has skipped the body, which follows
         super().on_message_complete()
         self._expect(None)
         self._header_bytes = 0
@@ -155,8 +189,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def _should_upgrade(self) -> bool:
-        """True for the handshake of a WebSocket."""
-        if self.scope["method"] != "GET" or not self._is_socket(self.url.partition(b"?")[0]):
+        """True for the handshake of a WebSocket, which has no body."""
+        if self.scope["method"] != "GET" or not self._is_socket(self.url.partition(b"?")[0]) or self._framing():
             return False
         return self._get_upgrade() == b"websocket"
 

@@ -26,7 +26,9 @@ _CHECKPOINT = "wal_checkpoint(TRUNCATE)"
 _VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
 _BUSY_SECONDS = 30.0  # that another process's transaction may take
 _WARN_SECONDS = 60.0  # between lines about responses that made room
-_SCHEMA = """
+_VERSION = 1  # of the tables; a change of them needs another one, and code that brings older ones up to it
+_SCHEMA = f"""
+PRAGMA user_version = {_VERSION};
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
     input BLOB, output BLOB, rest BLOB);
@@ -183,6 +185,9 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):  # 0: it is new, or older than this number
+                raise _other_version(version)
             connection.execute(f"PRAGMA page_size = {_PAGE}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -214,8 +219,20 @@ class Database:
                 "files or responses, or wait until some expire",
                 code="storage_full",
             )
-        _log.error("%s cannot be used: %s", self.folder, error)
+        hint = "; move penstock.sqlite3 away or name another --state-dir" if _is_unusable(error) else ""
+        _log.error("%s cannot be used: %s%s", self.folder, error, hint)
         return APIError(503, f"the server's storage cannot be used: {error}", code="storage_unavailable")
+
+
+def _other_version(version: int) -> sqlite3.Error:
+    return sqlite3.DatabaseError(
+        f"another version of Penstock has written it: its tables have the version {version}, and this one's {_VERSION}"
+    )
+
+
+def _is_unusable(error: Exception) -> bool:
+    """True if the file is no database, is damaged or has other tables: waiting does not help."""
+    return type(error) is sqlite3.DatabaseError or "no such column" in str(error)
 
 
 def vacuum(connection: sqlite3.Connection) -> None:
