@@ -47,7 +47,7 @@ def test_details_and_those_of_a_stream_are_the_same(client: InferenceClient) -> 
 
 
 def test_the_end_of_sequence_is_a_special_token(server: Server) -> None:
-    prompt = "<|im_start|>user\nSay ok.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = "<|im_start|>user\nWhat is the capital of Germany?<|im_end|>\n<|im_start|>assistant\n"
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 100, "details": True}}
     answer = server.post("/generate", body).json()
     assert answer["details"]["finish_reason"] == "eos_token"

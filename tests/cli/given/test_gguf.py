@@ -35,8 +35,8 @@ def test_plan_shows_the_types_of_a_file(run_command: RunCommand, written: Writte
     done = run_command("plan", str(path), "--json", str(out))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("tiny.Q8_0: qwen3, ")
-    assert lines[1].strip() == "Types in tiny.Q8_0.gguf"
+    summary = next(place for place, line in enumerate(lines) if line.startswith("tiny.Q8_0: qwen3, "))
+    assert lines[summary + 1].strip() == "Types in tiny.Q8_0.gguf"
     plan = json.loads(out.read_text())
     assert plan["model"]["family"] == "qwen3"
     assert [row["type"] for row in plan["types"]] == ["Q8_0", "F16", "F32"]

@@ -285,9 +285,9 @@ class AttentionTile {
 
   // Turns scores into weights: e^(score - largest score), 0 where the row does not see.
   void weigh(int64_t row, int64_t origin, int64_t begin, int64_t end, Seen& seen) {
-    // Of 2^r, |r| <= 1/2: minimax, with a relative error of 2e-7 in fp32.
-    constexpr float kTerms[] = {1.32764725e-3f, 9.67554096e-3f, 5.55071309e-2f,
-                                2.40221202e-1f, 6.93146944e-1f, 1.00000012f};
+    // Of 2^r, |r| <= 1/2: minimax, as exact as fp32.
+    constexpr float kTerms[] = {1.53458124e-4f, 1.33999309e-3f, 9.61848907e-3f, 5.55032864e-2f,
+                                2.40226462e-1f, 6.93147182e-1f, 1.0f};
     constexpr float kLog2E = 1.44269504088896341f;
     const int64_t position = position_ + query_of(row), head = row / stride_;
     const int64_t from = first_seen(position) - origin, to = seen_before(position) - origin;
