@@ -18,6 +18,7 @@ from penstock.engine.link.wire import Ended, Ready
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest
+from tests.engine.link.test_wire import INFO
 from tests.engine.processes import alive, children
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
 from tests.schedule.simulated import request
@@ -25,18 +26,6 @@ from tests.schedule.simulated_executor import logprob_row
 
 Starter = Callable[..., Awaitable[StreamingClient]]
 SLOW = Scenario(step_seconds=0.003)
-INFO = EngineInfo(
-    model="simulated",
-    revision="",
-    vocab_size=8,
-    max_model_len=8,
-    max_num_seqs=8,
-    block_size=4,
-    num_blocks=(8,),
-    dtype="float32",
-    incarnation=1,
-    pid=0,
-)
 
 
 @pytest.fixture

@@ -301,8 +301,6 @@ async def test_a_chat_that_is_longer_than_the_context_goes_on(make_site: Callabl
 
 async def test_a_server_that_goes_is_named(make_site: Callable[..., Site]) -> None:
     site = long_site(make_site)
-    site.engine.gate = asyncio.Event()
-    site.engine.output = lambda request, choice: [20] * 1000
     async with opened(site) as page:
         await page.evaluate("""() => {
           const cut = new ReadableStream({ pull: (stream) => stream.error(new TypeError("network error")) });

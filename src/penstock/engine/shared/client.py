@@ -125,4 +125,4 @@ class SharedEngine:
             self._streams.end(reason)
         elif not self._ready.done():
             self._ready.set_exception(EngineError(reason))
-            self._ready.exception()  # asyncio must not log it where nobody waits
+            self._ready.exception()  # else asyncio logs it if nobody waits for the engine

@@ -51,7 +51,7 @@ class AttentionTile {
     runs_.copied = nullptr;
     stride_ = kTiles ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
-    const int64_t words = kTiles ? 8 * dim : widened_words(dim);
+    const int64_t words = kTiles ? 8 * dim : kAsTheyLie<Page> ? 0 : widened_words(dim);
     const int64_t copied =
         op.values == nullptr ? copied_runs() * kPositions * op.value_dim * static_cast<int64_t>(sizeof(Page)) / 4 : 0;
     const int64_t needed = room * (dim + 2 * op.value_dim + 2 * kRowStride) + 6 * (room + 15) + words + copied + 15;
@@ -288,7 +288,6 @@ class AttentionTile {
     // Of 2^r, |r| <= 1/2: minimax, as exact as fp32.
     constexpr float kTerms[] = {1.53458124e-4f, 1.33999309e-3f, 9.61848907e-3f, 5.55032864e-2f,
                                 2.40226462e-1f, 6.93147182e-1f, 1.0f};
-    constexpr float kLog2E = 1.44269504088896341f;
     const int64_t position = position_ + query_of(row), head = row / stride_;
     const int64_t from = first_seen(position) - origin, to = seen_before(position) - origin;
     const auto hides_some = [&](int64_t at) { return at < from || to < at + kPositions; };
@@ -310,7 +309,7 @@ class AttentionTile {
     const bool sees = from < end && to > begin;
     for (int64_t at = begin; at < end; at += kPositions) {
       const F16 below = sub(load(scores + at), splat(maximum));
-      F16 weight = sees ? power_below_one(below, left * kLog2E, kTerms) : zero_f();
+      F16 weight = sees ? power_below_one(below, left * static_cast<float>(kLog2E), kTerms) : zero_f();
       total = add(total, weight);
       if constexpr (kScaled) {  // times the values' scales, which are undefined for unwritten tokens
         weight = mul(weight, load(runs_.value_scales((at - begin) / kPositions, head)));

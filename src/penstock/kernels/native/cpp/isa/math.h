@@ -7,6 +7,8 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
+constexpr double kLog2E = 1.4426950408889634;
+
 constexpr float kLeastAligned = 1e-30f;  // smaller values count as 0
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -14,7 +16,7 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // e^x to about 1e-7, relative; 0 below -87.7, infinity above 88.4. After Cephes' expf (S. Moshier).
 inline F16 exponential(F16 x) {
   x = min(splat(89.0f), max(splat(-88.0f), x));
-  const F16 n = round(mul(x, splat(1.44269504088896341f)));
+  const F16 n = round(mul(x, splat(static_cast<float>(kLog2E))));
   F16 r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   F16 p = splat(1.9875691500e-4f);

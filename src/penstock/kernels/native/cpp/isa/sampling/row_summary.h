@@ -7,7 +7,6 @@ namespace {
 
 constexpr int64_t kBlock = 256;  // tokens; their logits fit in the L1 cache
 constexpr float kLargest = 3.4028234663852886e38f;
-constexpr double kLog2E = 1.4426950408889634;
 
 inline uint64_t mix64(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
