@@ -18,16 +18,22 @@ from penstock.config.weights import (
     LINE_BYTES,
     SUPER,
     WeightFormat,
+    by_column,
     format_of,
     int4_format,
 )
-from penstock.kernels.native.layout import Layout
+from penstock.kernels.native.layout import Layout, Parts
 from penstock.kernels.native.packing import PackedWeight, packed_weight
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {"iq4": IQ4, "mxfp4": MXFP4}
+LEAST = 2.0**-126  # of the normal numbers of fp32 and bf16
+# How tiles pair the next 32 values along k: of codes the bytes of a word are in the first and the second half of lines.
+PAIRS_OF_FLOATS = np.arange(32).reshape(16, 2)
+PAIRS_OF_CODES = (np.array([(0, 2), (1, 3), (4, 6), (5, 7)]) + 8 * np.arange(4)[:, None, None]).reshape(16, 2)
 
 JOINED = (
     ("Q4_K", "Q6_K"),
@@ -61,19 +67,26 @@ FROM_FLOATS: dict[str, WeightFormat] = {
 }
 
 
+def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
+    """The format in which an instruction set multiplies such codes."""
+    return by_column(fmt) if isa == "amx" else fmt
+
+
 @dataclass(frozen=True)
 class Grouped:
-    """A grouped weight: value = scales * codes + mins."""
+    """A grouped weight: value = (scales * codes + mins) * powers."""
 
     codes: NDArray[np.int32]  # [rows, padded k], less the zero
     scales: Floats  # [rows, groups], as are mins
     mins: Floats | None
     group: int
+    powers: Floats  # [rows]: those of scales by column, else ones
 
     def values(self) -> Floats:
         """The values, with the product rounded before the minimum is added."""
         values = self.codes.astype(np.float32) * np.repeat(self.scales, self.group, 1)
-        return values if self.mins is None else values + np.repeat(self.mins, self.group, 1)
+        values = values if self.mins is None else values + np.repeat(self.mins, self.group, 1)
+        return values * self.powers[:, None]
 
 
 def rows_of(weight: PackedWeight) -> NDArray[np.int64]:
@@ -116,16 +129,23 @@ def unpacked(weight: PackedWeight) -> Grouped:
         codes = np.concatenate((fours & 15, fours >> 4), -1).reshape(len(codes), -1)
     table = TABLES.get(fmt.codes)
     whole = codes.astype(np.int32) - fmt.zero if table is None else np.array(table, np.int32)[codes]
-    return Grouped(whole, factors_of(weight, "scales"), factors_of(weight, "mins") if fmt.mins else None, fmt.group)
+    mins = factors_of(weight, "mins") if fmt.mins else None
+    powers = np.ones(len(codes), np.float32)
+    if weight.column_scales is not None:
+        powers = weight.column_scales.numpy()[rows_of(weight)]
+    return Grouped(whole, factors_of(weight, "scales"), mins, fmt.group, powers)
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c, rounded once: the product is exact in fp64, and the sum is rounded to odd before it becomes fp32."""
+    """a * b + c, rounded once: the product is exact in fp64. Where the rounded sum lies between two numbers of fp32, or
+    below all normal ones, it is rounded to odd before it becomes fp32."""
     left, right = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
     total = left + right
+    bits = total.view(np.int64)
+    if not (((bits & 0x1FFFFFFF) == 0x10000000) | ((np.abs(total) < LEAST) & (total != 0))).any():
+        return total.astype(np.float32)
     back = total - left
     error = (left - (total - back)) + (right - back)
-    bits = total.view(np.int64)
     outwards = (error > 0) == (total > 0)
     odd = np.where((error != 0) & (bits & 1 == 0), np.where(outwards, 1, -1), 0)
     return (bits + odd).view(np.float64).astype(np.float32)
@@ -140,7 +160,12 @@ def quantized(x: Floats, padded: int) -> tuple[NDArray[np.int32], Floats]:
 
 
 def product(x: Floats, weight: PackedWeight) -> Floats:
-    """x weight^T of a grouped weight, without its bias: exact sums of spans, scaled and added in their order."""
+    """x weight^T of a grouped weight, without its bias, as the instruction sets multiply its format."""
+    return product_by_tiles(x, weight) if weight.format.scales == "by_column" else product_by_spans(x, weight)
+
+
+def product_by_spans(x: Floats, weight: PackedWeight) -> Floats:
+    """Exact sums of spans, scaled and added in their order."""
     grouped = unpacked(weight)
     padded = grouped.codes.shape[1]
     codes, x_scales = quantized(x, padded)
@@ -155,6 +180,59 @@ def product(x: Floats, weight: PackedWeight) -> Floats:
         if grouped.mins is not None:
             total = fma(grouped.mins[:, group], scale * ours.sum(-1, keepdims=True).astype(np.float32), total)
     return total
+
+
+def normal(x: Floats) -> Floats:
+    """The numbers with zeros instead of denormals."""
+    return np.where(np.abs(x) < LEAST, np.copysign(np.float32(0), x), x)
+
+
+def as_bf16(x: Floats) -> Floats:
+    """To the nearest, ties to even, as VCVTNEPS2BF16 does: denormals become zeros."""
+    bits = normal(x).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def tile_sums(x: Floats, weight: Floats, pairs: NDArray[np.int64]) -> Floats:
+    """x weight^T of numbers of bf16, as TDPBF16PS sums: of each 32 values along k, the first of each of the 16 `pairs`
+    in order, and the second ones; both sums are added to each other, and then to what was there."""
+    total = np.zeros((len(x), len(weight)), np.float32)
+    x, weight = normal(x), normal(weight)
+    for first in range(0, x.shape[1], 32):
+        sums = np.zeros((2, *total.shape), np.float32)
+        for pair in first + pairs:
+            sums = normal(fma(x[:, pair].T[:, :, None], weight[:, pair].T[:, None, :], sums))
+        total = normal(total + normal(sums[0] + sums[1]))
+    return total
+
+
+def halves(x: Doubles) -> NDArray[np.float16]:
+    """Rounded to fp16. One operation on numbers of fp16 is exact in fp64, or so close that it is rounded alike."""
+    return x.astype(np.float16)
+
+
+def tile_values(weight: PackedWeight) -> Floats:
+    """The weights by column that tiles multiply, times 2^-112: widened in fp16, then rounded to bf16, ties away from
+    zero."""
+    fmt, grouped = weight.format, unpacked(weight)
+    scale = np.repeat(grouped.scales.astype(np.float64), fmt.group, 1)
+    least = 0.0 if grouped.mins is None else np.repeat(grouped.mins.astype(np.float64), fmt.group, 1)
+    if fmt.codes in TABLES:
+        values = halves(grouped.codes * scale + least)
+    else:
+        code = grouped.codes + fmt.zero + (16 if fmt.codes == "nibbles" else 0)
+        start = halves(least - (code - grouped.codes) * scale).astype(np.float64)
+        values = halves(code * scale + start)
+    bits = (values.view(np.int16).astype(np.int32) + 4 >> 3) & 0x8FFF
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def product_by_tiles(x: Floats, weight: PackedWeight) -> Floats:
+    """Products of bf16 with weights by column. Powers of two keep both in the range of bf16."""
+    values = tile_values(weight)
+    padded = np.pad(x, ((0, 0), (0, values.shape[1] - x.shape[1])))
+    sums = tile_sums(as_bf16(padded * np.float32(2.0**64)), values, PAIRS_OF_CODES)
+    return sums * (unpacked(weight).powers * np.float32(2.0**48))
 
 
 def random_weight(
@@ -172,7 +250,25 @@ def random_weight(
         else:
             whole: Any = np.iinfo(part.dtype)
             part[...] = random.integers(whole.min, whole.max, part.shape, part.dtype, endpoint=True)
+    if fmt.scales == "by_column":
+        _fit_columns(parts, fmt, random)
     return packed_weight(layout, parts)
+
+
+def _fit_columns(parts: Parts, fmt: WeightFormat, random: np.random.Generator) -> None:
+    """Scales the factors of each column until the largest value of any code is less than 2^14, and draws its power."""
+    scales, mins, powers = parts["scales"], parts["mins"], parts["column_scales"]
+    assert scales is not None and powers is not None
+    table = TABLES.get(fmt.codes)
+    ends = np.array([min(table), max(table)] if table else [-fmt.zero, 2**fmt.bits - 1 - fmt.zero])
+    wide = scales.astype(np.float64)
+    added = 0.0 if mins is None else mins.astype(np.float64)
+    largest = np.abs(wide[..., None] * ends + np.asarray(added)[..., None]).max((-3, -1))[:, :, None]
+    up = 0.999 * 2.0**14 / largest * random.uniform(0.5, 1, largest.shape)
+    scales[...] = wide * up
+    if mins is not None:
+        mins[...] = added * up
+    powers[...] = 2.0 ** random.integers(-20, -8, powers.shape)
 
 
 def same_bits(got: torch.Tensor, want: Floats) -> bool:
