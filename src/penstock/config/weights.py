@@ -14,7 +14,7 @@ from penstock.config.facts import MatrixFacts, ModelFacts
 
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
 Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
-Scales = Literal["f16", "f32", "two_levels"]
+Scales = Literal["f16", "f32", "two_levels", "by_column"]
 DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # what a GPU makes of weights that are floats
 
 COLUMNS = 16  # of a block
@@ -25,7 +25,7 @@ DEVICE_HALF = 32  # most values along k that a GPU's kernel for codes multiplies
 WIDENED_ROWS = 65  # with so many rows or more, a GPU's kernels widen codes into scratch memory before a product,
 WIDENED_BYTES = 64 << 20  # of at most this size
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
-_SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
+_SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1, "by_column": 2}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class WeightFormat:
 
     A grouped weight is scale * (code - zero) + minimum. Groups of values along k have a scale and, with `mins`, a
     minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for
-    each group times an fp16 for each 256 values.
+    each group times an fp16 for each 256 values. Those by column are an fp16 for each group times a power of two for
+    each column.
     """
 
     scheme: Scheme
@@ -58,6 +59,11 @@ class WeightFormat:
     def scale_bytes(self) -> int:
         """Bytes of a group's scale, at the first level."""
         return _SCALE_BYTES[self.scales]
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes that a column has beside its values and groups: those of its scale."""
+        return 4 if self.scheme == "int16" or (self.scheme == "grouped" and self.scales == "by_column") else 0
 
     @property
     def bits_per_weight(self) -> float:
@@ -107,6 +113,11 @@ def int4_format(group: int) -> WeightFormat:
     return WeightFormat("grouped", "nibbles", "two_levels", mins=True, group=group, zero=0)
 
 
+def by_column(fmt: WeightFormat) -> WeightFormat:
+    """The format in which AMX multiplies these codes: their values lie within the range of fp16."""
+    return replace(fmt, scales="by_column") if fmt.scheme == "grouped" else fmt
+
+
 def format_of(stored: Sequence[str]) -> WeightFormat:
     """The smallest format that holds tensors of GGUF types without loss, stacked in one matrix."""
     formats = {GGUF_FORMATS[name] for name in stored}
@@ -140,17 +151,19 @@ def cpu_format(
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
     choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. A CPU that has no
     instruction for products of bf16 multiplies integers faster than floats, so matrices of bf16 become int16, but for
-    embedding and head.
+    embedding and head. With AMX the scales of codes are by column.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
         return floats
+    grouped = None
     if _has_codes(stored):
-        return format_of(stored)
-    if quantization == "int4" and kind != "vocabulary" and not sensitive:
-        return int4_format(group)
-    if quantization in ("int8", "int4"):
-        return INT8
+        grouped = format_of(stored)
+    elif quantization in ("int8", "int4"):
+        as_int4 = quantization == "int4" and kind != "vocabulary" and not sensitive
+        grouped = int4_format(group) if as_int4 else INT8
+    if grouped is not None:
+        return by_column(grouped) if isa == "amx" else grouped
     return INT16 if floats == BF16 and kind != "vocabulary" and isa not in MULTIPLY_BF16 else floats
 
 
@@ -194,9 +207,9 @@ def num_blocks(n: int, *, gated: bool) -> int:
 def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias: bool = False) -> int:
     """Bytes of a packed weight [n, k]: lines, scales, minima and fp32 bias, all padded."""
     columns = num_blocks(n, gated=gated) * COLUMNS
-    by_column = fmt.padded_width(k) * fmt.bits // 8 + (4 if fmt.scheme == "int16" else 0)
+    values = fmt.padded_width(k) * fmt.bits // 8 + fmt.column_bytes
     factors = fmt.groups(k) * fmt.scale_bytes + fmt.supers(k) * 2
-    return columns * (by_column + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
+    return columns * (values + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
 
 
 def device_half(fmt: WeightFormat) -> int:
