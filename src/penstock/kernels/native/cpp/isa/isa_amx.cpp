@@ -1,10 +1,12 @@
 // The ops that AMX's tiles of bf16 and int8 compute faster than AVX512, which computes the others.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <type_traits>
+#include <utility>
 
 #include "isa.h"
 #include "ops.h"
@@ -17,6 +19,8 @@
 #include "tile.h"
 #include "product.h"
 #include "linear.h"
+#include "amx/tiles.h"
+#include "amx/weights.h"
 #include "amx/linear.h"
 #include "moe.h"
 #include "amx/moe.h"

@@ -16,7 +16,7 @@ namespace {
 // The shapes of the tile registers. 0 to 4 have full size: 16 rows of 64 bytes. The others are for products that add up
 // 16 elements instead of 32: 5 is the left operand, half as wide; 6 and 7 are right operands, half as high.
 constexpr TileShapes attention_shapes() {
-  TileShapes shapes = tile_shapes(64);
+  TileShapes shapes = tile_shapes(kTileRows);
   shapes.bytes[5] = 32;
   shapes.rows[6] = shapes.rows[7] = 8;
   return shapes;
