@@ -130,7 +130,7 @@ def unpacked(weight: PackedWeight) -> Grouped:
     mins = factors_of(weight, "mins") if fmt.mins else None
     powers = np.ones(len(codes), np.float32)
     if weight.column_scales is not None:
-        powers = weight.column_scales.numpy()[rows_of(weight)]
+        powers = weight.column_scales.numpy()[rows_of(weight)] * np.float32(2.0**-48)
     return Grouped(whole, factors_of(weight, "scales"), mins, fmt.group, powers)
 
 
@@ -268,7 +268,7 @@ def _fit_columns(parts: Parts, fmt: WeightFormat, random: np.random.Generator) -
     scales[...] = wide * up
     if mins is not None:
         mins[...] = added * up
-    powers[...] = 2.0 ** random.integers(-20, -8, powers.shape)
+    powers[...] = 2.0 ** random.integers(28, 40, powers.shape)
 
 
 def same_bits(got: torch.Tensor, want: Floats) -> bool:

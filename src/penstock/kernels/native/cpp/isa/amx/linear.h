@@ -102,13 +102,8 @@ struct TileProduct {
   ResultWriter finish;
 
   // Writes a tile of sums: of the rows from `row` on, and a block.
-  void write(int64_t row, int64_t block, float* sums) const {
-    const int64_t count = rows - row < x.height ? rows - row : x.height;
-    if (const float* scales = op.weight.column_scales; scales != nullptr) {
-      const F16 factor = mul(load(scales + block * kColumns), splat(kFactorOfSums));
-      for (int64_t i = 0; i < count * kColumns; i += kColumns) store(sums + i, mul(load(sums + i), factor));
-    }
-    finish(row, count, block, sums);
+  void write(int64_t row, int64_t block, const float* sums) const {
+    finish(row, rows - row < x.height ? rows - row : x.height, block, sums);
   }
 };
 
