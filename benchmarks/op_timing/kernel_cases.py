@@ -17,11 +17,12 @@ from torch import Tensor
 from op_timing.cost import OpCost, op_cost
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
-from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, int4_format
+from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, held_as, int4_format
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
@@ -34,6 +35,7 @@ from penstock.messages import Window
 # Weights packed from floats, and random codes in formats of GGUF files (Q8_0's is int8).
 FORMATS = {"f32": F32, "bf16": BF16, "int16": INT16, "int8": INT8, "int4": int4_format(32)}
 FORMATS |= {name: GGUF_FORMATS[name] for name in ("Q4_0", "Q4_K", "Q6_K")}
+FORMATS = {name: held_as(fmt, next(iter(instruction_sets()), "")) for name, fmt in FORMATS.items()}
 NARROW = tuple(FORMATS)[1:]  # but for fp32
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
 ROWS = (1, 8, 32, 256)
@@ -144,7 +146,7 @@ def _random_codes(n: int, k: int, fmt: WeightFormat, *, gated: bool) -> PackedWe
     layout, random = Layout(n, k, fmt, gated), np.random.default_rng(0)
     parts = layout.empty()
     for part in parts.values():
-        if part is not None and part.dtype == np.float16:
+        if part is not None and part.dtype.kind == "f":
             part[...] = 2.0**-12
         elif part is not None:
             part[...] = random.integers(0, 1 << (8 if part.dtype == np.uint8 else 6), part.shape)

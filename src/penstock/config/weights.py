@@ -113,9 +113,10 @@ def int4_format(group: int) -> WeightFormat:
     return WeightFormat("grouped", "nibbles", "two_levels", mins=True, group=group, zero=0)
 
 
-def by_column(fmt: WeightFormat) -> WeightFormat:
-    """The format in which AMX multiplies these codes: their values lie within the range of fp16."""
-    return replace(fmt, scales="by_column") if fmt.scheme == "grouped" else fmt
+def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
+    """The format in which the kernels of an instruction set multiply these codes. AMX's widen them to fp16, so their
+    scales are by column, whose values lie within the range of fp16."""
+    return replace(fmt, scales="by_column") if isa == "amx" and fmt.scheme == "grouped" else fmt
 
 
 def format_of(stored: Sequence[str]) -> WeightFormat:
@@ -163,7 +164,7 @@ def cpu_format(
         as_int4 = quantization == "int4" and kind != "vocabulary" and not sensitive
         grouped = int4_format(group) if as_int4 else INT8
     if grouped is not None:
-        return by_column(grouped) if isa == "amx" else grouped
+        return held_as(grouped, isa)
     return INT16 if floats == BF16 and kind != "vocabulary" and isa not in MULTIPLY_BF16 else floats
 
 

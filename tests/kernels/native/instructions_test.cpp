@@ -235,6 +235,7 @@ int main() {
   SHOW(_mm256_maskz_loadu_epi16, 0x5a3c, operands->bits[0]);
   SHOW_MEMORY(_mm256_mask_storeu_epi16, 0x5a3c, low(0));
 
+  SHOW(_mm512_setzero_ph);
   SHOW(_mm512_set1_ph, from<_Float16>(operands->bits[0]));
   SHOW(_mm512_loadu_ph, operands->bits[0]);
   SHOW_MEMORY(_mm512_storeu_ph, halves(0));

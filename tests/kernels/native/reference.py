@@ -18,11 +18,12 @@ from penstock.config.weights import (
     LINE_BYTES,
     SUPER,
     WeightFormat,
-    by_column,
     format_of,
+    held_as,
     int4_format,
 )
 from penstock.kernels.native.layout import Layout, Parts
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packing import PackedWeight, packed_weight
 
 Floats = NDArray[np.float32]
@@ -31,7 +32,7 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {"iq4": IQ4, "mxfp4": MXFP4}
 LEAST = 2.0**-126  # of the normal numbers of fp32 and bf16
-# How tiles pair the next 32 values along k: of codes the bytes of a word are in the first and the second half of lines.
+# How tiles pair each 32 values along k. Of codes those are pairs whose bits lie 16 apart.
 PAIRS_OF_FLOATS = np.arange(32).reshape(16, 2)
 PAIRS_OF_CODES = (np.array([(0, 2), (1, 3), (4, 6), (5, 7)]) + 8 * np.arange(4)[:, None, None]).reshape(16, 2)
 
@@ -50,26 +51,23 @@ JOINED = (
     ("Q2_K", "Q4_1"),
     ("Q4_1", "Q6_K", "Q8_0"),
 )
-# All grouped formats that tests use, by a name.
-GROUPED: dict[str, WeightFormat] = {
-    "int8": INT8,
-    **{f"int4-{group}": int4_format(group) for group in (32, 64, 128)},
-    **GGUF_FORMATS,
-    **{"+".join(names): format_of(names) for names in JOINED},
-}
-# The formats of weights that are packed from floats.
-FROM_FLOATS: dict[str, WeightFormat] = {
-    "f32": F32,
-    "bf16": BF16,
-    "int16": INT16,
-    "int8": INT8,
-    **{f"int4-{group}": int4_format(group) for group in (32, 64, 128)},
-}
 
 
-def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
-    """The format in which an instruction set multiplies such codes."""
-    return by_column(fmt) if isa == "amx" else fmt
+def grouped_formats(isa: str) -> dict[str, WeightFormat]:
+    """All grouped formats of an instruction set that tests use, by a name."""
+    int4 = {f"int4-{group}": int4_format(group) for group in (32, 64, 128)}
+    formats = {"int8": INT8, **int4, **GGUF_FORMATS, **{"+".join(names): format_of(names) for names in JOINED}}
+    return {name: held_as(fmt, isa) for name, fmt in formats.items()}
+
+
+def formats_from_floats(isa: str) -> dict[str, WeightFormat]:
+    """The formats of weights that are packed from floats."""
+    names = ("int8", *(f"int4-{group}" for group in (32, 64, 128)))
+    return {"f32": F32, "bf16": BF16, "int16": INT16, **{name: grouped_formats(isa)[name] for name in names}}
+
+
+BEST = next(iter(instruction_sets()), "")  # the instruction set under test
+GROUPED, FROM_FLOATS = grouped_formats(BEST), formats_from_floats(BEST)
 
 
 @dataclass(frozen=True)
@@ -193,6 +191,7 @@ def as_bf16(x: Floats) -> Floats:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # as not to warn of numbers that are not finite
 def tile_sums(x: Floats, weight: Floats, pairs: NDArray[np.int64]) -> Floats:
     """x weight^T of numbers of bf16, as TDPBF16PS sums: of each 32 values along k, the first of each of the 16 `pairs`
     in order, and the second ones; both sums are added to each other, and then to what was there."""
@@ -227,6 +226,7 @@ def tile_values(weight: PackedWeight) -> Floats:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def product_by_tiles(x: Floats, weight: PackedWeight) -> Floats:
     """Products of bf16 with weights by column. Powers of two keep both in the range of bf16."""
     values = tile_values(weight)

@@ -327,6 +327,7 @@ inline __m512h halves(const F& operation, const V&... operands) {
   }
   return result;
 }
+inline __m512h setzero_ph() { return __m512h{}; }
 inline __m512h set1_ph(_Float16 x) { return as<__m512h>(set1_epi16(as<short>(x))); }
 inline __m512h loadu_ph(const void* p) { return as<__m512h>(loadu_ps(p)); }
 inline void storeu_ph(void* p, __m512h x) { std::memcpy(p, &x, sizeof x); }
@@ -567,6 +568,8 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_add_ph emulated::add_ph
 #undef _mm512_sub_ph
 #define _mm512_sub_ph emulated::sub_ph
+#undef _mm512_setzero_ph
+#define _mm512_setzero_ph emulated::setzero_ph
 #undef _mm512_set1_ph
 #define _mm512_set1_ph emulated::set1_ph
 #undef _mm512_loadu_ph
