@@ -99,6 +99,9 @@ inline __m512 shuffle_f32x4(__m512 a, __m512 b, int order) {
     return i < 8 ? a[from] : b[from];
   });
 }
+inline __m512 permute_ps(__m512 x, int order) {  // within each 16 bytes
+  return floats([&](int i) { return x[i / 4 * 4 + (order >> i % 4 * 2 & 3)]; });
+}
 inline __mmask16 cmp_ps_mask(__m512 a, __m512 b, int predicate) {
   if (predicate != _CMP_UNORD_Q && predicate != _CMP_GT_OQ) __builtin_trap();
   __mmask16 mask = 0;
@@ -454,6 +457,8 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_mask_permutexvar_ps emulated::mask_permutexvar_ps
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated::shuffle_f32x4
+#undef _mm512_permute_ps
+#define _mm512_permute_ps emulated::permute_ps
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask emulated::cmp_ps_mask
 #undef _mm512_castps512_ps256
