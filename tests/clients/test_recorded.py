@@ -58,9 +58,11 @@ def test_a_stream_is_read_however_it_is_cut(wire: str) -> None:
 def shapes(wire: str, data: bytes) -> set[str]:
     """The forms of a stream's objects: the names and types of their fields."""
 
-    def shape(value: Any) -> Any:
+    def shape(value: Any, field: str = "") -> Any:
+        if field == "top_logprobs":  # of a completion: texts of the likely tokens, one or two
+            return sorted({type(score).__name__ for scores in value for score in scores.values()})
         if isinstance(value, dict):
-            return {name: shape(item) for name, item in value.items() if name != "type"} | {
+            return {name: shape(item, name) for name, item in value.items() if name != "type"} | {
                 "type": str(value.get("type"))
             }
         return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__

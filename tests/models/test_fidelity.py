@@ -36,7 +36,8 @@ MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
-    """They are transformers' own, and as near as these to what double precision gives."""
+    """They are transformers' own, and as near as these to what double precision gives. Transformers' are wrong
+    themselves where scores of attention are large, on one processor or another: MKL adds in another order on each."""
     model, prompts, folder = tiny_model(variant), make_prompts(), tiny_checkpoint(variant)
     spec = load_spec(folder)
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
@@ -44,8 +45,8 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
     theirs, exact = [expected_logits(model, prompt) for prompt in prompts], exact_logits(model, prompts)
     for chunk in (64, 7):
         ours = logits_of(spec, parameters, kernels, prompts, chunk=chunk)
-        for got, want in zip(ours, theirs, strict=True):
-            assert_near_in_fp32(got, want)
+        for got, *wanted in zip(ours, theirs, exact, strict=True):
+            assert_near_in_fp32(got, *wanted)
         assert distance(ours, exact) <= FP32_BOUND * distance(theirs, exact)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from penstock.runtime.step_kernels import ReferenceStep
 from tests.invariance.test_batch_invariance import tiny_vocab
 from tests.invariance.test_grammar_speculation import repeating
 from tests.invariance.test_speculation import asked
+from tests.kernels import flashinfer_library
 from tests.kernels.test_flashinfer import Wrappers
 from tests.models.serving import Server, make_device_runner
 from tests.runtime.byte_tokens import grammars
@@ -84,10 +86,10 @@ def serve(server: Server, wanted: list[GenerateRequest], stops: Stops) -> Output
     return found
 
 
-def assert_same(got: Outputs, want: Outputs, within: float = 1e-4) -> None:
+def assert_same(got: Outputs, want: Outputs) -> None:
     assert {name: each[:2] for name, each in got.items()} == {name: each[:2] for name, each in want.items()}
     for name, each in want.items():
-        assert got[name].scores == pytest.approx(each.scores, abs=within)
+        assert got[name].scores == pytest.approx(each.scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
@@ -130,15 +132,18 @@ def test_a_draft_that_is_accepted_wrongly_is_noticed(tiny_checkpoint: Checkpoint
         assert all(right) if type(kernels) is ReferenceStep else not any(right)
 
 
-def test_attention_that_plans_on_the_host_verifies_drafts(tiny_checkpoint: Checkpoint) -> None:
-    """With one plan outstanding the host knows every position."""
-    folder, wanted, how = tiny_checkpoint("qwen3", dtype="bfloat16"), wave("qwen3"), {"dtype": "bfloat16"}
-    whole = serve(Server(runner_of(folder, drafts=False, **how)), wanted, {})
+def test_attention_that_plans_on_the_host_verifies_drafts(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one plan outstanding the host knows every position. In bf16, which FlashInfer is limited to, the last bits
+    depend on how a prompt is divided into steps, and so may the tokens."""
+    monkeypatch.setattr(flashinfer_library, "DTYPES", (torch.float32,))
+    folder, wanted = tiny_checkpoint("qwen3"), wave("qwen3")
+    whole = serve(Server(runner_of(folder, drafts=False)), wanted, {})
     wrappers = Wrappers()
     planned = FlashInferAttention(MirrorAttention(), wrappers)
-    runner = runner_of(folder, step_kernels=ReferenceStep(), attention=planned, **how)
+    runner = runner_of(folder, step_kernels=ReferenceStep(), attention=planned)
     server = Server(runner, speculation="suffix", drafts=MOST, **SCARCE)
-    got = serve(server, guessing(wanted, whole), {})
-    assert_same(got, whole, within=0.01)  # how a prompt is divided into steps changes the last bits of bfloat16
+    assert_same(serve(server, guessing(wanted, whole), {}), whole)
     assert server.scheduler.stats().accepted_tokens > 200
     assert sum(wrapper.plans for wrapper in wrappers.made) > 20

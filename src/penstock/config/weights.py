@@ -113,9 +113,10 @@ def int4_format(group: int) -> WeightFormat:
     return WeightFormat("grouped", "nibbles", "two_levels", mins=True, group=group, zero=0)
 
 
-def by_column(fmt: WeightFormat) -> WeightFormat:
-    """The format in which AMX multiplies these codes: their values lie within the range of fp16."""
-    return replace(fmt, scales="by_column") if fmt.scheme == "grouped" else fmt
+def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
+    """The format in which the kernels of an instruction set multiply these codes. AMX's widen them to fp16, so their
+    scales are by column, whose values lie within the range of fp16."""
+    return replace(fmt, scales="by_column") if isa == "amx" and fmt.scheme == "grouped" else fmt
 
 
 def format_of(stored: Sequence[str]) -> WeightFormat:
@@ -163,7 +164,7 @@ def cpu_format(
         as_int4 = quantization == "int4" and kind != "vocabulary" and not sensitive
         grouped = int4_format(group) if as_int4 else INT8
     if grouped is not None:
-        return by_column(grouped) if isa == "amx" else grouped
+        return held_as(grouped, isa)
     return INT16 if floats == BF16 and kind != "vocabulary" and isa not in MULTIPLY_BF16 else floats
 
 
@@ -268,7 +269,7 @@ def _has_codes(types: Sequence[str]) -> bool:
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     """Bytes of all weights, packed for the kernels of the device."""
-    packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
+    packed = sum(matrix.count * _matrix_bytes(matrix, engine, facts.isa) for matrix in facts.matrices)
     return packed + facts.vector_elements * engine.element_size + facts.float32_elements * 4
 
 
@@ -276,13 +277,13 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
     """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Experts count
     by the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
     layers = sum(
-        int(m.count * _matrix_bytes(m, engine) * (1.0 - (1.0 - m.share) ** rows))
+        int(m.count * _matrix_bytes(m, engine, facts.isa) * (1.0 - (1.0 - m.share) ** rows))
         for m in facts.matrices
         if not m.vocabulary
     )
     if not (facts.samples or facts.head_part):
         return layers
-    return layers + max(_matrix_bytes(m, engine) for m in facts.matrices if m.vocabulary)
+    return layers + max(_matrix_bytes(m, engine, facts.isa) for m in facts.matrices if m.vocabulary)
 
 
 def widened_bytes(facts: ModelFacts, engine: EngineConfig, rows: int) -> int:
@@ -301,12 +302,12 @@ def _kind(matrix: MatrixFacts) -> str:
     return "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
 
 
-def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
+def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig, isa: str) -> int:
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":
         on_device = _device_format(matrix, engine)
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, on_device, engine.quantization_group, bias_size=bias)
-    settings = (engine.dtype, engine.quantization, engine.quantization_group)
+    settings = (engine.dtype, engine.quantization, engine.quantization_group, isa)
     fmt = cpu_format(_kind(matrix), matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

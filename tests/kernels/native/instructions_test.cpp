@@ -170,6 +170,7 @@ int main() {
   SHOW(_mm512_permutexvar_ps, ints(0), floats(1));
   SHOW(_mm512_mask_permutexvar_ps, floats(0), 0x5a3c, ints(1), floats(2));
   SHOW(_mm512_shuffle_f32x4, floats(0), floats(1), 0x9c);
+  SHOW(_mm512_permute_ps, floats(0), 0x9c);
   SHOW(_mm512_cmp_ps_mask, floats(0), floats(1), _CMP_GT_OQ);
   SHOW(_mm512_cmp_ps_mask, floats(0), floats(1), _CMP_UNORD_Q);
   SHOW(_mm512_castps512_ps256, floats(0));
@@ -235,6 +236,7 @@ int main() {
   SHOW(_mm256_maskz_loadu_epi16, 0x5a3c, operands->bits[0]);
   SHOW_MEMORY(_mm256_mask_storeu_epi16, 0x5a3c, low(0));
 
+  SHOW(_mm512_setzero_ph);
   SHOW(_mm512_set1_ph, from<_Float16>(operands->bits[0]));
   SHOW(_mm512_loadu_ph, operands->bits[0]);
   SHOW_MEMORY(_mm512_storeu_ph, halves(0));

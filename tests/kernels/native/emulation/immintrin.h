@@ -99,6 +99,9 @@ inline __m512 shuffle_f32x4(__m512 a, __m512 b, int order) {
     return i < 8 ? a[from] : b[from];
   });
 }
+inline __m512 permute_ps(__m512 x, int order) {  // within each 16 bytes
+  return floats([&](int i) { return x[i / 4 * 4 + (order >> i % 4 * 2 & 3)]; });
+}
 inline __mmask16 cmp_ps_mask(__m512 a, __m512 b, int predicate) {
   if (predicate != _CMP_UNORD_Q && predicate != _CMP_GT_OQ) __builtin_trap();
   __mmask16 mask = 0;
@@ -327,6 +330,7 @@ inline __m512h halves(const F& operation, const V&... operands) {
   }
   return result;
 }
+inline __m512h setzero_ph() { return __m512h{}; }
 inline __m512h set1_ph(_Float16 x) { return as<__m512h>(set1_epi16(as<short>(x))); }
 inline __m512h loadu_ph(const void* p) { return as<__m512h>(loadu_ps(p)); }
 inline void storeu_ph(void* p, __m512h x) { std::memcpy(p, &x, sizeof x); }
@@ -453,6 +457,8 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_mask_permutexvar_ps emulated::mask_permutexvar_ps
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated::shuffle_f32x4
+#undef _mm512_permute_ps
+#define _mm512_permute_ps emulated::permute_ps
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask emulated::cmp_ps_mask
 #undef _mm512_castps512_ps256
@@ -567,6 +573,8 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_add_ph emulated::add_ph
 #undef _mm512_sub_ph
 #define _mm512_sub_ph emulated::sub_ph
+#undef _mm512_setzero_ph
+#define _mm512_setzero_ph emulated::setzero_ph
 #undef _mm512_set1_ph
 #define _mm512_set1_ph emulated::set1_ph
 #undef _mm512_loadu_ph

@@ -323,7 +323,7 @@ class RowPacker {
     }
     double power = 1.0;
     if (largest > 0.0) power = std::max(std::ldexp(1.0, std::ilogb(largest) - 13), kLeastPower);
-    const_cast<float*>(job_.weight.column_scales)[block * kColumns + column] = static_cast<float>(power);
+    const_cast<float*>(job_.weight.column_scales)[block * kColumns + column] = static_cast<float>(power) / kByColumn;
     for (auto* factors : {&scales_, &mins_}) {
       for (float& factor : *factors) factor = static_cast<float>(factor / power);
     }

@@ -13,7 +13,7 @@
 #include "team.h"
 
 #define PENSTOCK_ISA amx
-#define PENSTOCK_MULTIPLIES_BF16
+#define PENSTOCK_NARROWS_TO_BF16
 #include "vec_avx512.h"
 
 #include "math.h"

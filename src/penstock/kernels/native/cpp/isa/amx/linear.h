@@ -102,13 +102,8 @@ struct TileProduct {
   ResultWriter finish;
 
   // Writes a tile of sums: of the rows from `row` on, and a block.
-  void write(int64_t row, int64_t block, float* sums) const {
-    const int64_t count = rows - row < x.height ? rows - row : x.height;
-    if (const float* scales = op.weight.column_scales; scales != nullptr) {
-      const F16 factor = mul(load(scales + block * kColumns), splat(kFactorOfSums));
-      for (int64_t i = 0; i < count * kColumns; i += kColumns) store(sums + i, mul(load(sums + i), factor));
-    }
-    finish(row, count, block, sums);
+  void write(int64_t row, int64_t block, const float* sums) const {
+    finish(row, rows - row < x.height ? rows - row : x.height, block, sums);
   }
 };
 
@@ -128,6 +123,39 @@ template <int R, int N, class F>
   });
 }
 
+// Sums of N blocks that are written while the next ones are computed: right after they are stored, loads would wait.
+template <int N>
+class LateSums {
+ public:
+  explicit LateSums(const TileProduct& product) : product_(product) {}
+
+  // Takes over the tile registers, whose rows begin with `row`. All that was here is written.
+  template <int R>
+  [[gnu::always_inline]] void take(int64_t row, int64_t block) {
+    each<N>([&]<int n>() __attribute__((always_inline)) {
+      each<R>([&]<int r>() __attribute__((always_inline)) { store_sum<n * kRowTiles + r>(sums_[n * kRowTiles + r]); });
+    });
+    settle();
+    row_ = row, block_ = block, row_tiles_ = R, left_ = N * R;
+  }
+
+  bool any() const { return left_ > 0; }
+
+  void write_next() {
+    const int64_t n = --left_ / row_tiles_, r = left_ % row_tiles_;
+    product_.write(row_ + r * product_.x.height, block_ + n, sums_[n * kRowTiles + r]);
+  }
+
+  void write_all() {
+    while (any()) write_next();
+  }
+
+ private:
+  const TileProduct& product_;
+  int64_t row_ = 0, block_ = 0, row_tiles_ = 1, left_ = 0;
+  alignas(64) float sums_[2 * kRowTiles][kTileRows * kColumns];
+};
+
 // Memory for tiles of weights between their making and their last use.
 struct TileRing {
   uint8_t* tiles;
@@ -146,11 +174,14 @@ constexpr int64_t kRingTiles = 8, kRingLead = 3;
 // rows.
 template <int N, int kMost, int kUnit, class Tiles>
 [[gnu::noinline]] void multiply_blocks(const TileProduct& product, int64_t first, int64_t last, int64_t begin,
-                                       int64_t end, Tiles tiles, const TileRing& ring) {
-  const TileRows& x = product.x;
+                                       int64_t end, const Tiles& first_tiles, const TileRing& ring) {
+  constexpr bool kLate = N > 1;  // with one block, which few rows have, a call in the loop would cost as much
+  Tiles tiles = first_tiles;     // in registers
+  const TileRows x = product.x;
   const int64_t count = x.count, height = x.height, most_rows = kMost * height;
   const int64_t passes = divide_up(last - first, most_rows), x_stride = height * count * kLineBytes;
-  alignas(64) float sums[2 * kRowTiles][kTileRows * kColumns];
+  LateSums<N> late(product);
+  const int64_t apart = count / (N * kMost) + 1;  // steps between two tiles that are written
   const uint8_t* weights = Tiles::kInPlace ? block_lines(product.op.weight, begin) : ring.tiles;
   uint8_t* made = ring.tiles;
   int64_t left = (end - begin) * count;
@@ -163,8 +194,12 @@ template <int N, int kMost, int kUnit, class Tiles>
       for_rows<kMost>(divide_up(last - row, height), [&]<int R>() __attribute__((always_inline)) {
         each<N>([&]<int n>() { each<R>([&]<int r>() { zero_sum<n * kRowTiles + r>(); }); });
         const uint8_t *rows = x.of(row), *at = weights;
-        for (int64_t i = 0; i < count; ++i, rows += x.tile_bytes()) {
+        for (int64_t i = 0, write_at = apart; i < count; ++i, rows += x.tile_bytes()) {
           settle();
+          if (kLate && i == write_at) {
+            write_at += apart;
+            if (late.any()) late.write_next();
+          }
           due += N;
           if (due >= passes * kUnit && left > 0) {
             due -= passes * kUnit;
@@ -181,16 +216,15 @@ template <int N, int kMost, int kUnit, class Tiles>
           at += kTileBytes;
           if (!Tiles::kInPlace && at == ring.end()) at = ring.tiles;
         }
-        each<N>([&]<int n>() { each<R>([&]<int r>() { store_sum<n * kRowTiles + r>(sums[n * kRowTiles + r]); }); });
-        settle();
-        each<N>([&]<int n>() {
-          each<R>([&]<int r>() { product.write(row + r * height, block + n, sums[n * kRowTiles + r]); });
-        });
+        if (kLate) late.write_all();
+        late.template take<R>(row, block);
+        if (!kLate) late.write_all();
       });
     }
     weights += N * count * kTileBytes;
     if (!Tiles::kInPlace) weights = ring.tiles + (weights - ring.tiles) % (ring.capacity * kTileBytes);
   }
+  late.write_all();
 }
 
 // Blocks [begin, end) of bf16. `next`: lines that this thread probably reads next.

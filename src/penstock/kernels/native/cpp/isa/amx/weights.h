@@ -7,7 +7,7 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr float kFactorOfX = 0x1p64f, kFactorOfSums = 0x1p48f;
+constexpr float kFactorOfX = 0x1p64f;
 constexpr int64_t kCodesAhead = 8192;  // bytes that codes are prefetched ahead
 
 // The order of each 8 values along k in tiles of codes: pairs of values lie in one word of codes.
