@@ -7,7 +7,7 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kRowsInCache = 1 << 19;     // bytes of x that stay in the L2 cache for all blocks
+constexpr int64_t kRowsInCache = 896 << 10;   // bytes of x that stay in the L2 cache for all blocks
 constexpr int64_t kBuffersInCache = 1 << 20;  // bytes of the tiles of two pairs of blocks
 constexpr int64_t kRowTiles = 3;              // tiles of rows that are multiplied together, by two blocks
 constexpr int64_t kFewRowTiles = 4;           // the same, by one block
