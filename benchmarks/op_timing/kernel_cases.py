@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from calm import Watch, kept
 from torch import Tensor
 
 from op_timing.cost import OpCost, op_cost
@@ -45,8 +46,8 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 COUNT, SLOTS, EXPERT = 64, 8, (512, 1024)  # experts; experts of a token; (width of an expert, hidden size)
 CONTEXTS = (512, 4096, 16_384)  # of a decode step
 PROMPT, BEFORE = 512, (0, 4096)  # prompt tokens computed, and prompt tokens that are in the cache already
-SECONDS = 0.15  # a case repeats for at least this long,
-RUNS = 7  # and at least this often
+SECONDS = 0.02  # a case repeats for at least this long in a window,
+WINDOWS = 7  # of which it has so many
 WORKING_SET = (128 << 20, 1 << 30)  # bytes: twice the last-level cache, within these limits
 MOST_COPIES = 256
 WARM_UP_FLOPS = 4e10  # limit for all copies together: a case that multiplies much is not bound by memory
@@ -64,6 +65,7 @@ class KernelTiming(msgspec.Struct, frozen=True):
     gflop_s: float
     working_set_mb: float
     roofline_fraction: float
+    calm: bool | None  # see calm.py
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,25 @@ class _Timed(NamedTuple):
     seconds: float  # median
     cost: OpCost
     touched: float  # bytes that all copies together read and write
+    calm: bool | None
 
     def measured(self, machine: MachineRates) -> KernelTiming:
         case, done, seconds = self.case, self.cost, self.seconds
         rates = (round(rate / seconds / 1e9, 2) for rate in (done.bytes, done.flops))
         fraction = round(done.least_seconds(machine) / seconds, 4)
-        figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction)
+        figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction, self.calm)
         return KernelTiming(case.op, case.shape, case.dtype, case.rows, *figures)
 
 
 def measure_kernels(
-    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None]
+    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None], watch: Watch
 ) -> tuple[list[KernelTiming], MachineRates]:
     """Times all cases of `ops`. Also returns the better of `machine` and the best rates of these kernels."""
     size, found, flops, bandwidth = _working_set(), list[_Timed](), dict[str, float](), machine.bandwidth
     for op in ops:
         for case in OPS[op](session):
             progress(f"{case.op} {case.shape} {case.dtype}, {case.rows} rows")
-            timed = _time(session, case, size)
+            timed = _time(session, case, size, watch)
             found.append(timed)
             flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.cost.flops / timed.seconds)
             if timed.touched >= size:
@@ -113,8 +116,8 @@ def _working_set() -> int:
     return max(WORKING_SET[0], min(2 * cache, WORKING_SET[1]))
 
 
-def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
-    """Times a case on copies of its inputs in turn, so that no copy is in a cache."""
+def _time(session: Session, case: KernelCase, working_set: int, watch: Watch) -> _Timed:
+    """Times a case on copies of its inputs in turn, so that no copy is in a cache. Calls in calm windows count."""
 
     def recorded(i: int) -> Program:
         with session.record() as program:
@@ -130,12 +133,14 @@ def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
     programs += [recorded(i) for i in range(1, copies)]
     for program in programs:
         program.run()
-    times, end = [], time.perf_counter() + SECONDS
-    for program in itertools.cycle(programs):
-        times += program.profile()
-        if len(times) >= RUNS and time.perf_counter() >= end:
-            break
-    return _Timed(case, statistics.median(times), done, copies * done.bytes)
+    windows, copy = [], itertools.cycle(programs)
+    for _ in range(WINDOWS):
+        began, times = watch.wait(), list[float]()
+        while not times or time.perf_counter() < began + SECONDS:
+            times += next(copy).profile()
+        windows.append((times, watch.calm(began)))
+    chosen, calm = kept(windows)
+    return _Timed(case, statistics.median(itertools.chain(*chosen)), done, copies * done.bytes, calm)
 
 
 # -- products ---------------------------------------------------------------------------------------------------

@@ -37,8 +37,7 @@ namespace {
 
 void attention_by_tiles(Worker& worker, const AttentionOp& op) {
   if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return kAvx512.attention(worker, op);
-  const TilesInUse tiles(kAttentionTiles);
-  attention_as<uint16_t, true>(worker, op);
+  attention_as<uint16_t, SegmentTiles>(worker, op);
 }
 
 }  // namespace

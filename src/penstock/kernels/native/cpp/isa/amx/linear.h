@@ -174,8 +174,10 @@ constexpr int64_t kRingTiles = 8, kRingLead = 3;
 // rows.
 template <int N, int kMost, int kUnit, class Tiles>
 [[gnu::noinline]] void multiply_blocks(const TileProduct& product, int64_t first, int64_t last, int64_t begin,
-                                       int64_t end, Tiles tiles, const TileRing& ring) {
-  const TileRows& x = product.x;
+                                       int64_t end, const Tiles& first_tiles, const TileRing& ring) {
+  constexpr bool kLate = N > 1;  // with one block, which few rows have, a call in the loop would cost as much
+  Tiles tiles = first_tiles;     // in registers
+  const TileRows x = product.x;
   const int64_t count = x.count, height = x.height, most_rows = kMost * height;
   const int64_t passes = divide_up(last - first, most_rows), x_stride = height * count * kLineBytes;
   LateSums<N> late(product);
@@ -194,7 +196,7 @@ template <int N, int kMost, int kUnit, class Tiles>
         const uint8_t *rows = x.of(row), *at = weights;
         for (int64_t i = 0, write_at = apart; i < count; ++i, rows += x.tile_bytes()) {
           settle();
-          if (i == write_at) {
+          if (kLate && i == write_at) {
             write_at += apart;
             if (late.any()) late.write_next();
           }
@@ -214,8 +216,9 @@ template <int N, int kMost, int kUnit, class Tiles>
           at += kTileBytes;
           if (!Tiles::kInPlace && at == ring.end()) at = ring.tiles;
         }
-        late.write_all();
+        if (kLate) late.write_all();
         late.template take<R>(row, block);
+        if (!kLate) late.write_all();
       });
     }
     weights += N * count * kTileBytes;

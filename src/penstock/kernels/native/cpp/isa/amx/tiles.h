@@ -65,13 +65,13 @@ template <int kSum>
 }
 
 template <int kSum>
-[[gnu::always_inline]] inline void store_sum(float* sums) {
-  if constexpr (kSum == 0) _tile_stored(0, sums, kLineBytes);
-  if constexpr (kSum == 1) _tile_stored(1, sums, kLineBytes);
-  if constexpr (kSum == 2) _tile_stored(2, sums, kLineBytes);
-  if constexpr (kSum == 3) _tile_stored(3, sums, kLineBytes);
-  if constexpr (kSum == 4) _tile_stored(4, sums, kLineBytes);
-  if constexpr (kSum == 5) _tile_stored(5, sums, kLineBytes);
+[[gnu::always_inline]] inline void store_sum(float* sums, int64_t stride = kLineBytes) {
+  if constexpr (kSum == 0) _tile_stored(0, sums, stride);
+  if constexpr (kSum == 1) _tile_stored(1, sums, stride);
+  if constexpr (kSum == 2) _tile_stored(2, sums, stride);
+  if constexpr (kSum == 3) _tile_stored(3, sums, stride);
+  if constexpr (kSum == 4) _tile_stored(4, sums, stride);
+  if constexpr (kSum == 5) _tile_stored(5, sums, stride);
 }
 
 // Calls f<i>() for i in [0, N).
