@@ -4,10 +4,12 @@ import importlib.util
 import math
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -25,6 +27,7 @@ from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import native_session
 from penstock.weights.load import load_parameters
 from penstock.weights.packaged import embedded_model
+from tests.kernels.native.reference import tile_values, unpacked
 from tests.models.logits import Checkpoint, kernels_on, logits_of
 
 WINDOW = 320  # tokens; of each held-out module one
@@ -58,24 +61,35 @@ def unpack(weight: PackedWeight) -> Tensor:
     return NativeLinear(native_session()).rows(at, weight, 1.0, torch.float32)
 
 
+def widened(weight: PackedWeight) -> Tensor:
+    """The values of a packed weight as its products have them: with AMX they are rounded."""
+    if weight.format.scales != "by_column":
+        return unpack(weight)
+    values = tile_values(weight)[:, : weight.k] * np.float32(2.0**112)
+    return torch.from_numpy(values * unpacked(weight).powers[:, None])
+
+
 class RoundedLinear(TorchLinear):
     """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale for GROUP_OF_X
-    values; with AMX both as bf16. But for routers, which are not quantised: whose logits are not of the vocabulary."""
+    values, or with AMX bf16; but for routers, which are not quantised: whose logits are not of the vocabulary. The rows
+    of the embedding are not rounded, so with AMX the head, which may be the embedding, is rounded here."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
     def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         if detect_platform().isa == "amx":
-            narrow = DenseWeight(weight.weight.bfloat16().float(), weight.bias)
-            return super().__call__(x.bfloat16().float(), narrow, residual, scale=scale)
+            return super().__call__(x.bfloat16().float(), weight, residual, scale=scale)
         groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % GROUP_OF_X)).unflatten(-1, (-1, GROUP_OF_X))
         unit = groups.abs().amax(-1, keepdim=True) / 127
         rounded = torch.where(unit > 0, (groups * (1 / unit)).round() * unit, 0.0).flatten(-2)[..., : x.shape[-1]]
         return super().__call__(rounded.contiguous(), weight, residual, scale=scale)
 
     def logits(self, x: Tensor, weight: DenseWeight, **_: float) -> Tensor:
-        return self(x, weight) if len(weight.weight) == self._vocab else super().__call__(x, weight)
+        if len(weight.weight) != self._vocab:
+            return super().__call__(x, weight)
+        amx = detect_platform().isa == "amx"
+        return self(x, DenseWeight(weight.weight.bfloat16().float(), weight.bias) if amx else weight)
 
 
 def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:
@@ -83,15 +97,17 @@ def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:
     return replace(kernels, linear=linear, experts=TorchExperts(linear))
 
 
-def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[str, Tensor]:
-    """In fp32, with what quantising and packing leave of them."""
+def dense_parameters(
+    folder: Path, spec: ModelSpec, quantization: str, values: Callable[[PackedWeight], Tensor]
+) -> dict[str, Tensor]:
+    """In fp32, with what quantising and packing leave of them: `values` of packed weights."""
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
     for p in spec.parameters:
         if p.kind not in ("vector", "router"):
             settings = ("float32", quantization, 32, detect_platform().isa)
             fmt = cpu_format(p.kind, (), *settings, sensitive=p.sensitive)
-            each = parameters[p.name].chunk(p.experts)
-            parameters[p.name] = torch.cat([unpack(pack(w, None, fmt, gated=p.kind == "gated")) for w in each])
+            each, of_it = parameters[p.name].chunk(p.experts), unpack if p.kind == "vocabulary" else values
+            parameters[p.name] = torch.cat([of_it(pack(w, None, fmt, gated=p.kind == "gated")) for w in each])
     return parameters
 
 
@@ -106,12 +122,12 @@ def test_logits_are_those_of_the_dequantised_weights(
     spec = load_spec(folder)
     tokens = torch.randint(spec.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
     torch_kernels = kernels_on(Platform("cpu", "AVX2"), spec)
-    weights = dense_parameters(folder, spec, quantization)
+    weights, as_multiplied = (dense_parameters(folder, spec, quantization, values) for values in (unpack, widened))
     dense, rounded, ours = (
         logits_of(spec, parameters, kernels, [tokens])[0]
         for parameters, kernels in (
             (weights, torch_kernels),
-            (weights, rounding(torch_kernels, spec)),
+            (as_multiplied, rounding(torch_kernels, spec)),
             quantised(folder, spec, torch.float32, quantization),
         )
     )

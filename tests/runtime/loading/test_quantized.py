@@ -45,7 +45,7 @@ def test_weights_take_what_was_planned(variant: str, dtype: str, tiny_checkpoint
         sizes.append(next(row.bytes for row in runner.capacity.memory if row.name == "weights"))
         assert sizes[-1] == weights_bytes(facts, wanted)
         runner.close()
-    assert len(set(sizes)) == len(sizes) and sizes[0] > sizes[1] > sizes[2]
+    assert sizes[0] > sizes[1] > sizes[2]
 
 
 def serve(

@@ -100,23 +100,6 @@ inline void tile_dpbf16ps(int c, int a, int b) {
   without_denormals([&] { add_products(c, a, b); });
 }
 
-// Products of bytes with a sign and of bytes without one.
-inline void tile_dpbsud(int c, int a, int b) {
-  check_shapes(c, a, b);
-  for (int m = 0; m < tiles.rows[c]; ++m) {
-    int32_t sums[16];
-    std::memcpy(sums, tiles.data[c][m], sizeof sums);
-    for (int k = 0; k < tiles.rows[b]; ++k) {
-      for (int n = 0; n < 16; ++n) {
-        for (int part = 0; part < 4; ++part) {
-          sums[n] += static_cast<int8_t>(tiles.data[a][m][4 * k + part]) * tiles.data[b][k][4 * n + part];
-        }
-      }
-    }
-    std::memcpy(tiles.data[c][m], sums, static_cast<size_t>(tiles.bytes[c]));
-  }
-}
-
 }  // namespace emulated
 
 #undef _tile_loadconfig
@@ -127,11 +110,7 @@ inline void tile_dpbsud(int c, int a, int b) {
 #define _tile_zero emulated::tile_zero
 #undef _tile_loadd
 #define _tile_loadd emulated::tile_loadd
-#undef _tile_stream_loadd
-#define _tile_stream_loadd emulated::tile_loadd
 #undef _tile_stored
 #define _tile_stored emulated::tile_stored
 #undef _tile_dpbf16ps
 #define _tile_dpbf16ps emulated::tile_dpbf16ps
-#undef _tile_dpbsud
-#define _tile_dpbsud emulated::tile_dpbsud
