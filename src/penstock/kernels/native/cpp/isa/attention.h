@@ -16,10 +16,12 @@ struct Seen {
   float* sums;  // [rows][head_dim]
 };
 
-// Attention over pages of type Page. Tiles: if given, multiplies bf16 queries by tile registers (see amx/attention.h).
+// Attention over pages of type Page. Tiles: if given, multiplies bf16 queries, or many rows of integers, by tile registers
+// (see amx/attention.h).
 template <class Page, class Tiles = void>
 class AttentionTile {
-  static constexpr bool kTiles = !std::is_void_v<Tiles>;
+  static constexpr bool kIntegerTiles = !std::is_void_v<Tiles> && std::is_same_v<Page, int8_t>;
+  static constexpr bool kTiles = !std::is_void_v<Tiles> && !kIntegerTiles;
   using Dot = typename PageDots<Page>::Dot;
   static constexpr bool kScaled = Dot::kInteger;
   using Query = std::conditional_t<kTiles, uint16_t, typename Dot::Piece>;
@@ -50,7 +52,7 @@ class AttentionTile {
     runs_.copied = nullptr;
     stride_ = kTiles && rows_ > 16 ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
-    const int64_t words = kTiles ? 8 * dim : kAsTheyLie<Page> ? 0 : widened_words(dim);
+    const int64_t words = words_needed(dim);
     const int64_t copied =
         op.values == nullptr ? copied_runs() * kPositions * op.value_dim * static_cast<int64_t>(sizeof(Page)) / 4 : 0;
     const int64_t needed = room * (dim + 2 * op.value_dim + 2 * kRowStride) + 6 * (room + 15) + words + copied + 15;
@@ -115,6 +117,13 @@ class AttentionTile {
   }
 
  private:
+  // Floats of `words_`.
+  int64_t words_needed(int64_t dim) const {
+    if constexpr (kTiles) return 8 * dim;
+    if constexpr (kIntegerTiles) return std::max(widened_words(dim), Tiles::bytes(rows_, dim, op_.value_dim) / 4);
+    return kAsTheyLie<Page> ? 0 : widened_words(dim);
+  }
+
   int64_t first_seen(int64_t position) const {
     if (op_.chunked) return position / op_.window * op_.window;
     return op_.window != 0 && position >= op_.window ? position - op_.window + 1 : 0;
@@ -234,6 +243,12 @@ class AttentionTile {
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       float* scores = scores_ + row * kRowStride + begin;
+      if constexpr (kIntegerTiles) {
+        if (Tiles::fit(op_.head_dim)) {
+          Tiles(runs_, head, rows_, words_).score(query_ + row * op_.head_dim, query_scales_ + row, scores);
+          continue;
+        }
+      }
       if constexpr (kAsTheyLie<Page>) score_many(query.from(row), rows_, runs_, head, scores);
       else score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), scores);
     }
@@ -246,6 +261,10 @@ class AttentionTile {
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       float* to = sums + row * op_.value_dim;
+      if constexpr (kIntegerTiles) {
+        Tiles(runs_, head, rows_, words_).sum(weights_ + row * kRowStride + begin, weight_scales_ + row, to);
+        continue;
+      }
       if constexpr (kAsTheyLie<Page>) sum_many(weights.from(row), rows_, runs_, head, to);
       else sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), to);
     }
@@ -342,7 +361,7 @@ class AttentionTile {
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
   Page* copied_;          // values that are the keys' first values
-  float* words_;          // a spread query; widened lines; with tiles, the last positions' values if fewer than 16
+  float* words_;          // a spread query; widened lines; with tiles, the last positions' values if fewer than 16, or bytes
   PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;
 };

@@ -36,7 +36,8 @@ namespace amx {
 namespace {
 
 void attention_by_tiles(Worker& worker, const AttentionOp& op) {
-  if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return kAvx512.attention(worker, op);
+  if (op.page_dtype == Dtype::i8) return attention_as<int8_t, IntegerTiles>(worker, op);
+  if (op.dtype != Dtype::bf16) return kAvx512.attention(worker, op);
   attention_as<uint16_t, SegmentTiles>(worker, op);
 }
 

@@ -199,5 +199,141 @@ class SegmentTiles {
   PiecesAhead ahead_;
 };
 
+// -- int8 pages ---------------------------------------------------------------------------------------------------
+
+// The products of many rows of a head with int8 pages. Queries and weights are integers of 16 bits, which are two planes
+// of bytes: 256 * (signed high byte) + (unsigned low byte). Keys are tiles as they lie. Sums are exact, so their bits are
+// those of vectors.
+class IntegerTiles {
+ public:
+  // Whether whole tiles fill a head's keys.
+  static bool fit(int64_t dim) { return dim % kLineBytes == 0; }
+
+  // The bytes of `memory`.
+  static int64_t bytes(int64_t rows, int64_t dim, int64_t value_dim) {
+    const int64_t planes = 2 * divide_up(rows, kTileRows) * kTileRows * (dim > kRowStride ? dim : kRowStride);
+    return 4 * kTileBytes + planes + kSegment * value_dim;
+  }
+
+  IntegerTiles(const PageRuns<int8_t>& runs, int64_t head, int64_t rows, float* memory)
+      : runs_(runs),
+        head_(head),
+        rows_(rows),
+        padded_(divide_up(rows, kTileRows) * kTileRows),
+        sums_(reinterpret_cast<int32_t*>(memory)),
+        planes_(reinterpret_cast<uint8_t*>(memory) + 4 * kTileBytes),
+        tiles_(kShapes[kTileRows - 1]) {}
+
+  // Scores [rows][kRowStride] of queries [rows][dim].
+  void score(const int16_t* query, const float* query_scales, float* scores) {
+    const int64_t dim = runs_.dim;
+    split(query, dim, dim);
+    in_groups<2>(0, runs_.count, [&]<int N>(int64_t run) {
+      const uint8_t* keys[N];
+      F16 key_scales[N];
+      for (int n = 0; n < N; ++n) {
+        keys[n] = runs_.keys(run + n, head_);
+        key_scales[n] = load(runs_.key_scales(run + n, head_));
+      }
+      each_tile([&](int64_t row, int64_t count) {
+        multiply<N>(planes_ + row * dim, dim, dim, keys, runs_.key_stride, 16 * runs_.key_stride);
+        for (int64_t m = 0; m < count; ++m) {
+          float* to = scores + (row + m) * kRowStride + run * kPositions;
+          const F16 scale = splat(query_scales[row + m]);
+          for (int n = 0; n < N; ++n) store(to + n * kPositions, mul(sum(n, m), mul(key_scales[n], scale)));
+        }
+      });
+    });
+  }
+
+  // Sums [rows][value_dim] of the values times weights [rows][kRowStride].
+  void sum(const int16_t* weights, const float* weight_scales, float* sums) {
+    const int64_t dim = runs_.value_dim, width = divide_up(runs_.count * kPositions, kLineBytes) * kLineBytes;
+    split(weights, kRowStride, width);
+    uint8_t* const values = planes_ + 2 * padded_ * width;
+    copy_values(values, width);
+    in_groups<2>(0, dim / 16, [&]<int N>(int64_t block) {
+      const uint8_t* columns[N];
+      for (int n = 0; n < N; ++n) columns[n] = values + (block + n) * kLineBytes;
+      each_tile([&](int64_t row, int64_t count) {
+        multiply<N>(planes_ + row * width, width, width, columns, dim * 4, 16 * dim * 4);
+        for (int64_t m = 0; m < count; ++m) {
+          float* to = sums + (row + m) * dim + block * 16;
+          for (int n = 0; n < N; ++n) store(to + n * 16, mul(sum(n, m), splat(weight_scales[row + m])));
+        }
+      });
+    });
+  }
+
+ private:
+  // Calls f(first row, rows) for each tile of rows.
+  template <class F>
+  void each_tile(const F& f) const {
+    for (int64_t row = 0; row < rows_; row += kTileRows) f(row, rows_ - row < kTileRows ? rows_ - row : kTileRows);
+  }
+
+  // Writes the planes of the rows' first `width` integers, [low, high][row][width], in the order of values: words hold
+  // the first and third of four, then the second and fourth.
+  void split(const int16_t* words, int64_t stride, int64_t width) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15));
+    const int64_t high = padded_ * width;
+    for (int64_t row = 0; row < rows_; ++row) {
+      uint8_t* out = planes_ + row * width;
+      for (int64_t i = 0; i < width; i += 16) {
+        __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + row * stride + i));
+        bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, order), 0xd8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_castsi256_si128(bytes));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + high + i), _mm256_extracti128_si256(bytes, 1));
+      }
+    }
+  }
+
+  // Copies the runs' values, [position / 4][value_dim][4], one after the other, with zeros up to `width` positions.
+  void copy_values(uint8_t* out, int64_t width) const {
+    const int64_t bytes = kPositions * runs_.value_dim;
+    for (int64_t run = 0; run < runs_.count; ++run, out += bytes) {
+      __builtin_memcpy(out, runs_.values(run, head_), static_cast<size_t>(bytes));
+    }
+    __builtin_memset(out, 0, static_cast<size_t>((width / kPositions - runs_.count) * bytes));
+  }
+
+  // A tile of rows of both planes, `width` bytes along what is summed, times N tiles of columns.
+  template <int N>
+  void multiply(const uint8_t* low, int64_t stride, int64_t width, const uint8_t* const* columns, int64_t line_stride,
+                int64_t step) {
+    const uint8_t* high = low + padded_ * width;
+    settle();  // the planes are written
+    each<2 * N>([]<int n>() { zero_sum<n>(); });
+    for (int64_t i = 0, at = 0; i < width; i += kLineBytes, at += step) {
+      _tile_loadd(4, low + i, stride);
+      _tile_loadd(5, high + i, stride);
+      _tile_loadd(7, columns[0] + at, line_stride);
+      _tile_dpbusd(0, 4, 7);
+      _tile_dpbssd(1, 5, 7);
+      if constexpr (N > 1) {
+        _tile_loadd(7, columns[1] + at, line_stride);
+        _tile_dpbusd(2, 4, 7);
+        _tile_dpbssd(3, 5, 7);
+      }
+    }
+    each<2 * N>([&]<int n>() __attribute__((always_inline)) {
+      store_sum<n>(reinterpret_cast<float*>(sums_ + n * kTileRows * kColumns));
+    });
+    settle();
+  }
+
+  // The sums of a row and the n-th tile of columns.
+  F16 sum(int n, int64_t row) const {
+    const int32_t* low = sums_ + (2 * n * kTileRows + row) * kColumns;
+    return to_float(amx::add(load(low), mul(load(low + kTileRows * kColumns), splat(256))));
+  }
+
+  const PageRuns<int8_t>& runs_;
+  int64_t head_, rows_, padded_;
+  int32_t* sums_;  // [N][low, high][kTileRows][kColumns]
+  uint8_t* planes_;
+  TilesInUse tiles_;
+};
+
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA
