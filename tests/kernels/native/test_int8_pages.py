@@ -110,3 +110,26 @@ def test_attention_is_that_over_the_rounded_keys_and_values(dtype: torch.dtype, 
     want = reference(query.float(), keys, values, reference.prepare(batch, keys), DIM**-0.5)
     # Queries and weights are rounded to 16 bits.
     torch.testing.assert_close(got.float(), want, rtol=0.0, atol=2e-4 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("dim", [48, 64, 128])
+def test_many_rows_have_the_bits_of_few(dim: int) -> None:
+    """The end of a prompt at once, and one token at a time: with AMX by tiles and by vectors."""
+    attention, context, tokens = NativeAttention(native_session()), 600, 40
+    heads, blocks = KV_HEADS * GROUP, -(-context // SIZE)
+    pages = torch.full((blocks, 2, KV_HEADS, SIZE, dim + 4), -1, dtype=torch.int8)
+    rotation = attention.rotation(
+        torch.zeros(context, dtype=torch.int64), unscaled(torch.zeros(dim // 2)), torch.bfloat16
+    )
+    at = torch.arange(context)
+    qkv = normal(context, (heads + 2 * KV_HEADS) * dim).to(torch.bfloat16)
+    attention.store(qkv, heads, None, rotation, pages[:, 0], pages[:, 1], at // SIZE, at % SIZE, 1e-6, 0.0)
+    query = normal(tokens, heads, dim, seed=9).to(torch.bfloat16)
+
+    def attend(first: int, count: int) -> Tensor:
+        ends = np.array([context - tokens + first + count])
+        batch = AttentionBatch(SIZE, Window(), np.array([0, count]), ends, np.arange(blocks)[None])
+        prepared = attention.prepare(batch, pages[:, 0])
+        return attention(query[first : first + count].contiguous(), pages[:, 0], pages[:, 1], prepared, dim**-0.5)
+
+    assert torch.equal(attend(0, tokens), torch.cat([attend(i, 1) for i in range(tokens)]))

@@ -100,6 +100,27 @@ inline void tile_dpbf16ps(int c, int a, int b) {
   without_denormals([&] { add_products(c, a, b); });
 }
 
+// Products of bytes: A is the type of those in the left operand, those in the right one have a sign.
+template <class A>
+inline void add_byte_products(int c, int a, int b) {
+  check_shapes(c, a, b);
+  for (int m = 0; m < tiles.rows[c]; ++m) {
+    int32_t sums[16];
+    std::memcpy(sums, tiles.data[c][m], sizeof sums);
+    for (int k = 0; k < tiles.rows[b]; ++k) {
+      for (int n = 0; n < 16; ++n) {
+        for (int part = 0; part < 4; ++part) {
+          sums[n] += static_cast<A>(tiles.data[a][m][4 * k + part]) * static_cast<int8_t>(tiles.data[b][k][4 * n + part]);
+        }
+      }
+    }
+    std::memcpy(tiles.data[c][m], sums, static_cast<size_t>(tiles.bytes[c]));
+  }
+}
+
+inline void tile_dpbssd(int c, int a, int b) { add_byte_products<int8_t>(c, a, b); }
+inline void tile_dpbusd(int c, int a, int b) { add_byte_products<uint8_t>(c, a, b); }
+
 }  // namespace emulated
 
 #undef _tile_loadconfig
@@ -114,3 +135,7 @@ inline void tile_dpbf16ps(int c, int a, int b) {
 #define _tile_stored emulated::tile_stored
 #undef _tile_dpbf16ps
 #define _tile_dpbf16ps emulated::tile_dpbf16ps
+#undef _tile_dpbssd
+#define _tile_dpbssd emulated::tile_dpbssd
+#undef _tile_dpbusd
+#define _tile_dpbusd emulated::tile_dpbusd
