@@ -1,7 +1,8 @@
 """Compares Penstock with other servers on the same cases, in turn: median rates, and ratios to the best peer.
 
-A peer is a name, a version and a command. The command takes `--cases` and prints a JSON line for each case with "case"
-and "elapsed_s". Penstock may run several times, with flags of `penstock bench throughput`:
+A peer is a name, a version and a command. The command takes `--cases` and prints a JSON line for each case with "case",
+"elapsed_s" and "began", a time of `time.perf_counter`. Penstock may run several times, with flags of `penstock bench
+throughput`:
 
     python benchmarks/compare.py MODEL_DIR --runs 3 --json benchmarks/results/avx512/compare.json \\
         --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
@@ -14,6 +15,9 @@ The same GGUF file in both engines:
 
 A peer may also print "bits_per_weight" and "peak_memory_bytes". The latter is the peak resident memory of its process.
 Prompts are random and runs start with an empty prefix cache, so that nothing is found there.
+
+If the processor was calm in no run of a case (see calm.py), the engine runs it once more at the end. A median is of the
+calm runs; without any it is of all runs, and marked.
 
 The rate of a case counts output tokens. A case with one output token is a prefill: its rate counts prompt tokens.
 """
@@ -29,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from calm import SHARE, Watch
 from results import parser, save, tokens_counted
 
 from penstock.cli.output import show_table
@@ -36,6 +41,8 @@ from penstock.config import format_bytes
 from penstock.families import load_spec, model_facts
 
 Row = dict[str, Any]
+Engine = Callable[[str], list[Row]]  # runs cases, such as "1x256/64,8x256/64"
+DISTURBED = "§"
 
 
 def bench_throughput(model: str, flags: str, cases: str, runs: int = 1) -> list[Row]:
@@ -55,24 +62,48 @@ def peer(command: str, cases: str) -> list[Row]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def run_in_turn(engines: Mapping[str, Callable[[], list[Row]]], runs: int) -> dict[str, dict[str, list[Row]]]:
-    """The rows of each engine and case. Engines take turns. Each row gets its "rate", in tokens per second."""
+def run_in_turn(
+    engines: Mapping[str, Engine], cases: str, runs: int, share: Callable[[float, float], float | None]
+) -> dict[str, dict[str, list[Row]]]:
+    """The rows of each engine and case. Engines take turns. Each row gets its "rate", in tokens per second, and its
+    "calm_share". A case without a calm run is run once more."""
     found: dict[str, dict[str, list[Row]]] = {name: {} for name in engines}
-    for run in range(runs):
+    for run in range(runs + 1):
         for name, measure in engines.items():
-            for row in measure():
-                case = str(row["case"])
-                rate = round(tokens_counted(case) / float(row["elapsed_s"]), 2)
-                found[name].setdefault(case, []).append({**row, "rate": rate})
-                print(f"run {run + 1}: {name} {case}: {rate} tok/s", file=sys.stderr, flush=True)
+            again = [case for case, rows in found[name].items() if calm(rows) is False]
+            now = cases if run < runs else ",".join(again)
+            for row in measure(now) if now else ():
+                case, seconds = str(row["case"]), float(row["elapsed_s"])
+                rate = round(tokens_counted(case) / seconds, 2)
+                calm_share = share(row["began"], row["began"] + seconds) if "began" in row else None
+                found[name].setdefault(case, []).append({**row, "rate": rate, "calm_share": calm_share})
+                print(f"run {run + 1}: {name} {case}: {rate} tok/s, calm: {calm_share}", file=sys.stderr, flush=True)
     return found
+
+
+def calm(rows: Sequence[Row]) -> bool | None:
+    """True if the processor was calm during one of the runs, None if that is unknown."""
+    shares = [row["calm_share"] for row in rows if row["calm_share"] is not None]
+    return max(shares) >= SHARE if shares else None
+
+
+def calm_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """The runs with a calm processor; all if there is none."""
+    return [row for row in rows if (row["calm_share"] or 0) >= SHARE] or rows
+
+
+def listed(rows: Mapping[str, Mapping[str, Sequence[Row]]], key: str) -> dict[str, dict[str, list[Any]]]:
+    """One figure of every run, for each engine and case."""
+    return {
+        name: {case: [row[key] for row in each] for case, each in by_case.items()} for name, by_case in rows.items()
+    }
 
 
 def medians_of(rows: Mapping[str, Mapping[str, Sequence[Row]]], key: str) -> dict[str, dict[str, float]]:
     """The median of one figure, for each engine and case."""
     return {
-        name: {case: round(statistics.median(float(row[key]) for row in each), 4) for case, each in by_case.items()}
-        for name, by_case in rows.items()
+        name: {case: round(statistics.median(map(float, each)), 4) for case, each in by_case.items()}
+        for name, by_case in listed(rows, key).items()
     }
 
 
@@ -112,10 +143,11 @@ def show(result: Row, cases: Sequence[str]) -> None:
         size = result["sizes"][name]
         memory = size["peak_memory_bytes"]
         sizes = {"bits": size["bits_per_weight"], "memory": None if memory is None else format_bytes(memory)}
-        rows.append({"engine": name, **sizes, **{case: round(rate, 1) for case, rate in rates.items()}})
+        marks = {case: f" {DISTURBED}" if result["calm"][name][case] is False else "" for case in rates}
+        rows.append({"engine": name, **sizes, **{case: f"{rate:,.1f}{marks[case]}" for case, rate in rates.items()}})
         if ratios := result["over_best_peer"].get(name):
             rows.append({"engine": "  / best peer", "bits": "", "memory": "", **ratios})
-    show_table("tokens per second, medians", columns, rows)
+    show_table(f"tokens per second, medians; {DISTURBED}: the processor was not calm", columns, rows)
 
 
 def _bits(weights_bytes: int | None, parameters: int) -> float | None:
@@ -132,27 +164,30 @@ def main() -> None:
     arguments.add_argument("--cases", default="1x256/64,8x256/64,32x256/128,1x1024/1")
     arguments.add_argument("--runs", type=int, default=3)
     args = arguments.parse_args()
-    engines: dict[str, Callable[[], list[Row]]] = {}
+    engines: dict[str, Engine] = {}
     mine, versions = [], dict[str, str]()
     for text in args.ours or ["penstock="]:
         name, _, flags = text.partition("=")
         mine.append(name)
-        engines[name] = partial(bench_throughput, args.model, flags, args.cases)
+        engines[name] = partial(bench_throughput, args.model, flags)
     for text in args.peer:
         label, _, command = text.partition("=")
         name, _, versions[name] = label.partition(" ")
         if not versions[name] or not command:
             arguments.error(f"--peer {text!r} is not NAME VERSION=COMMAND")
-        engines[name] = partial(peer, command, args.cases)
+        engines[name] = partial(peer, command)
     parameters = model_facts(load_spec(Path(args.model))).num_parameters
     cases = args.cases.split(",")
-    rows = run_in_turn(engines, args.runs)
+    every = run_in_turn(engines, args.cases, args.runs, Watch().share)
+    rows = {name: {case: calm_rows(each) for case, each in by_case.items()} for name, by_case in every.items()}
     ours = {name: rows[name] for name in mine}
     medians = medians_of(rows, "rate")
     result = {
         "benchmark": "compare",
         "tok_s": medians,
-        "runs": {name: {case: [row["rate"] for row in each] for case, each in by.items()} for name, by in rows.items()},
+        "calm": {name: {case: calm(each) for case, each in by_case.items()} for name, by_case in every.items()},
+        "runs": listed(every, "rate"),
+        "calm_shares": listed(every, "calm_share"),
         "over_best_peer": over_best_peer(medians, mine, cases),
         "sizes": sizes_of(rows, parameters),
         # Shares of the roofline, and of the roofline with torch's GEMM.

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import torch
 import typer
+from calm import Watch, said
 from op_timing.kernel_cases import OPS, measure_kernels
 from results import CORES, JSON, run_command, save
 from rich.console import Console
@@ -26,7 +27,9 @@ COLUMNS = (
     ("GB/s", "gb_s"),
     ("GFLOP/s", "gflop_s"),
     ("of roofline", "roofline_fraction"),
+    ("cores", "cores"),
 )
+PATIENCE = 40.0  # seconds that all cases together wait for calm cores
 
 
 def kernels(
@@ -48,11 +51,13 @@ def kernels(
         raise ValueError(f"--threads {threads}: this process may use {CORES} cores; set --threads {CORES} or less")
     isa, threads = isa or available[0], threads or CORES
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic") as status:
+        watch = Watch(PATIENCE)
+        watch.wait()
         torch_reaches = measure("bfloat16", threads)
         torch.set_num_threads(1)
         session = native_session(isa, threads)
-        found, machine = measure_kernels(session, torch_reaches, wanted, status.update)
-    rows = [msgspec.to_builtins(each) for each in found]
+        found, machine = measure_kernels(session, torch_reaches, wanted, status.update, watch)
+    rows = [{**msgspec.to_builtins(each), "cores": said(each.calm)} for each in found]
     show_table(f"Native kernels, {isa}, {threads} threads", COLUMNS, rows)
     Console().print(
         f"[dim]The roofline is the better of torch's rates ({torch_reaches.bandwidth / 1e9:.1f} GB/s, "

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import typer
 
-CORES = len(os.sched_getaffinity(0))  # read at import: native kernels pin the thread that starts them
+CPUS = sorted(os.sched_getaffinity(0))  # read at import: native kernels pin the thread that starts them
+CORES = len(CPUS)
 OUTPUTS = ("benchmarks/results", "docs/images")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from calm import Watch, said
 from op_timing.flame import flame
 from op_timing.step_timer import StepBreakdown, StepTimer, longest_sequence
 from results import JSON, run_command, save
@@ -31,6 +32,7 @@ COLUMNS = (
     ("GFLOP/s", "gflop_s"),
     ("of roofline", "roofline_fraction"),
 )
+PATIENCE = 20.0  # seconds that all steps together wait for calm cores
 
 
 @takes(ENGINE)
@@ -58,8 +60,10 @@ def step(
     engine = prepare_sized(model, flags, BenchSizes(asked_by, longest, most, step_tokens=most * prompt)).resolved.engine
     if engine.device == "cuda":
         raise ValueError("--device is cuda, but this times the ops of a CPU's native kernels: set --device cpu")
+    watch = Watch(PATIENCE)
+    watch.wait()
     machine = measured_machine(engine)
-    found = StepTimer(load_cpu_runner(engine), context, counts, steps, prompt).measure(machine)
+    found = StepTimer(load_cpu_runner(engine), context, counts, steps, prompt).measure(machine, watch)
     show(engine, machine, found)
     save({"benchmark": "step", "model": engine.name, "weights": stored_as(engine), "steps": found}, json_file)
     if plot is not None:
@@ -89,7 +93,7 @@ def show(engine: EngineConfig, machine: MachineRates, found: Sequence[StepBreakd
         work = f"prefill {each.prompt} tokens each behind" if each.prompt else "decode at"
         title = (
             f"{engine.name}, {stored_as(engine)}: {each.rows} {work} {each.context} tokens of context; "
-            f"{each.wall_us:,.0f} µs by the clock"
+            f"{each.wall_us:,.0f} µs by the clock; cores: {said(each.calm)}"
         )
         show_table(title, COLUMNS, [msgspec.to_builtins(part) for part in each.lines])
     Console().print(

@@ -11,10 +11,11 @@ RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- made by tables.py -->\n", "<!-- end -->"
 ISAS = {"avx2": "AVX2", "avx512": "AVX512", "avx512_bf16": "AVX512 with BF16", "amx": "AMX"}
-DRAFTED, HELD = "†", "‡"
+DRAFTED, HELD, DISTURBED = "†", "‡", "§"
 NOTES = {
     DRAFTED: "With speculation, whose drafts guess the repetitions of random weights: the figure is too high.",
     HELD: "On a processor with a better instruction set (`best_isa` in the file), held to this one, as were the peers.",
+    DISTURBED: "Something else, such as another guest, took a part of the cores for over a fifth of the time.",
 }
 
 Figures = dict[str, Any]
@@ -42,7 +43,13 @@ def table(cases: tuple[str, ...], runs: list[tuple[str, Figures]]) -> str:
         for engine, rates in figures["tok_s"].items():
             ratios = figures["over_best_peer"].get(engine, {})
             runs_of = figures["last_run"].get(engine, {})
-            cells = [cell(rates.get(case), ratios.get(case)) + drafts(case, runs_of.get(case)) for case in cases]
+            calm = figures.get("calm", {}).get(engine, {})
+            cells = [
+                cell(rates.get(case), ratios.get(case))
+                + drafts(case, runs_of.get(case))
+                + (f" {DISTURBED}" if calm.get(case) is False else "")
+                for case in cases
+            ]
             version = f" {peers[engine]}" if engine in peers else ""
             lines.append(f"| {label} | {engine}{version} | " + " | ".join(cells) + " |")
             label = ""

@@ -105,8 +105,7 @@ def weight_bytes(weight: Matrix) -> float:
     factors = 0
     if fmt.scheme == "grouped":
         factors = -(-weight.k // fmt.group) * fmt.scale_bytes + fmt.supers(weight.k) * 2
-    column_scales = 4 if fmt.scheme == "int16" else 0
-    return weight.n * (weight.k * fmt.bits / 8 + factors * (2 if fmt.mins else 1) + column_scales)
+    return weight.n * (weight.k * fmt.bits / 8 + factors * (2 if fmt.mins else 1) + fmt.column_bytes)
 
 
 def _experts(op: ExpertsOp, size: int) -> OpCost:

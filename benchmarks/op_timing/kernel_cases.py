@@ -12,16 +12,18 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from calm import Watch, kept
 from torch import Tensor
 
 from op_timing.cost import OpCost, op_cost
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
-from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, int4_format
+from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, held_as, int4_format
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
@@ -34,6 +36,7 @@ from penstock.messages import Window
 # Weights packed from floats, and random codes in formats of GGUF files (Q8_0's is int8).
 FORMATS = {"f32": F32, "bf16": BF16, "int16": INT16, "int8": INT8, "int4": int4_format(32)}
 FORMATS |= {name: GGUF_FORMATS[name] for name in ("Q4_0", "Q4_K", "Q6_K")}
+FORMATS = {name: held_as(fmt, next(iter(instruction_sets()), "")) for name, fmt in FORMATS.items()}
 NARROW = tuple(FORMATS)[1:]  # but for fp32
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
 ROWS = (1, 8, 32, 256)
@@ -43,8 +46,8 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 COUNT, SLOTS, EXPERT = 64, 8, (512, 1024)  # experts; experts of a token; (width of an expert, hidden size)
 CONTEXTS = (512, 4096, 16_384)  # of a decode step
 PROMPT, BEFORE = 512, (0, 4096)  # prompt tokens computed, and prompt tokens that are in the cache already
-SECONDS = 0.15  # a case repeats for at least this long,
-RUNS = 7  # and at least this often
+SECONDS = 0.02  # a case repeats for at least this long in a window,
+WINDOWS = 7  # of which it has so many
 WORKING_SET = (128 << 20, 1 << 30)  # bytes: twice the last-level cache, within these limits
 MOST_COPIES = 256
 WARM_UP_FLOPS = 4e10  # limit for all copies together: a case that multiplies much is not bound by memory
@@ -62,6 +65,7 @@ class KernelTiming(msgspec.Struct, frozen=True):
     gflop_s: float
     working_set_mb: float
     roofline_fraction: float
+    calm: bool | None  # see calm.py
 
 
 @dataclass(frozen=True)
@@ -80,24 +84,25 @@ class _Timed(NamedTuple):
     seconds: float  # median
     cost: OpCost
     touched: float  # bytes that all copies together read and write
+    calm: bool | None
 
     def measured(self, machine: MachineRates) -> KernelTiming:
         case, done, seconds = self.case, self.cost, self.seconds
         rates = (round(rate / seconds / 1e9, 2) for rate in (done.bytes, done.flops))
         fraction = round(done.least_seconds(machine) / seconds, 4)
-        figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction)
+        figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction, self.calm)
         return KernelTiming(case.op, case.shape, case.dtype, case.rows, *figures)
 
 
 def measure_kernels(
-    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None]
+    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None], watch: Watch
 ) -> tuple[list[KernelTiming], MachineRates]:
     """Times all cases of `ops`. Also returns the better of `machine` and the best rates of these kernels."""
     size, found, flops, bandwidth = _working_set(), list[_Timed](), dict[str, float](), machine.bandwidth
     for op in ops:
         for case in OPS[op](session):
             progress(f"{case.op} {case.shape} {case.dtype}, {case.rows} rows")
-            timed = _time(session, case, size)
+            timed = _time(session, case, size, watch)
             found.append(timed)
             flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.cost.flops / timed.seconds)
             if timed.touched >= size:
@@ -111,8 +116,8 @@ def _working_set() -> int:
     return max(WORKING_SET[0], min(2 * cache, WORKING_SET[1]))
 
 
-def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
-    """Times a case on copies of its inputs in turn, so that no copy is in a cache."""
+def _time(session: Session, case: KernelCase, working_set: int, watch: Watch) -> _Timed:
+    """Times a case on copies of its inputs in turn, so that no copy is in a cache. Calls in calm windows count."""
 
     def recorded(i: int) -> Program:
         with session.record() as program:
@@ -128,12 +133,14 @@ def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
     programs += [recorded(i) for i in range(1, copies)]
     for program in programs:
         program.run()
-    times, end = [], time.perf_counter() + SECONDS
-    for program in itertools.cycle(programs):
-        times += program.profile()
-        if len(times) >= RUNS and time.perf_counter() >= end:
-            break
-    return _Timed(case, statistics.median(times), done, copies * done.bytes)
+    windows, copy = [], itertools.cycle(programs)
+    for _ in range(WINDOWS):
+        began, times = watch.wait(), list[float]()
+        while not times or time.perf_counter() < began + SECONDS:
+            times += next(copy).profile()
+        windows.append((times, watch.calm(began)))
+    chosen, calm = kept(windows)
+    return _Timed(case, statistics.median(itertools.chain(*chosen)), done, copies * done.bytes, calm)
 
 
 # -- products ---------------------------------------------------------------------------------------------------
@@ -144,7 +151,7 @@ def _random_codes(n: int, k: int, fmt: WeightFormat, *, gated: bool) -> PackedWe
     layout, random = Layout(n, k, fmt, gated), np.random.default_rng(0)
     parts = layout.empty()
     for part in parts.values():
-        if part is not None and part.dtype == np.float16:
+        if part is not None and part.dtype.kind == "f":
             part[...] = 2.0**-12
         elif part is not None:
             part[...] = random.integers(0, 1 << (8 if part.dtype == np.uint8 else 6), part.shape)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from calm import Watch, kept
 
 from op_timing.cost import OpCost, op_cost
 from penstock.bench.roofline import MachineRates
@@ -36,6 +37,7 @@ class StepBreakdown(msgspec.Struct, frozen=True):
     wall_us: float  # median wall time of a step, other load on the machine included
     lines: tuple[StepPart, ...]
     prompt: int = 0  # prompt tokens that each sequence computed; 0: a decode step
+    calm: bool | None = None  # see calm.py: then only calm steps count
 
     @property
     def us(self) -> float:
@@ -87,22 +89,28 @@ class StepTimer:
         if not prompt:
             self._execute(new=self._sequences)
 
-    def measure(self, machine: MachineRates) -> list[StepBreakdown]:
-        """Times the numbers of rows in turn, so that other load hits all alike. The first turn is a warm-up."""
-        seen: dict[int, list[_Step]] = {rows: [] for rows in self._cases}
+    def measure(self, machine: MachineRates, watch: Watch | None = None) -> list[StepBreakdown]:
+        """Times the numbers of rows in turn, so that other load hits all alike. The first turn is a warm-up. With
+        `watch`, each step waits for calm cores and only calm steps count, if they are a quarter of all."""
+        seen: dict[int, list[tuple[_Step, bool | None]]] = {rows: [] for rows in self._cases}
         for turn in range(self._steps + 1):
             for rows, steps in seen.items():
                 if not self._prompt:
                     self._step(rows)  # untimed: most decode steps follow one of the same sequences
+                began = watch.wait() if watch else 0.0
                 step = self._step(rows)
                 if turn:
-                    steps.append(step)
+                    steps.append((step, watch.calm(began) if watch else None))
         context = self.context + (0 if self._prompt else len(self._cases) * (self._steps + 1))
-        parts = {rows: _parts(steps) for rows, steps in seen.items()}
+        chosen = {rows: kept(steps) for rows, steps in seen.items()}
+        parts = {rows: _parts(steps) for rows, (steps, _) in chosen.items()}
         # An op that is faster than torch's best product raises the roofline.
         rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
         reached = MachineRates(machine.bandwidth, max(machine.flops, *rates))
-        return [_breakdown(rows, context, self._prompt, steps, parts[rows], reached) for rows, steps in seen.items()]
+        return [
+            msgspec.structs.replace(_breakdown(rows, context, self._prompt, steps, parts[rows], reached), calm=calm)
+            for rows, (steps, calm) in chosen.items()
+        ]
 
     def _step(self, rows: int) -> _Step:
         plan: dict[str, Any] = {"work": tuple(Work(i, self._prompt or 1, True) for i in range(rows))}

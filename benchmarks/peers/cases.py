@@ -34,4 +34,5 @@ def report(cases: list[Case], run: Callable[[int, int, int], int]) -> None:
         elapsed = time.perf_counter() - start
         if produced != count * output:
             raise SystemExit(f"{count}x{prompt}/{output}: {produced} output tokens instead of {count * output}")
-        print(json.dumps({"case": f"{count}x{prompt}/{output}", "elapsed_s": round(elapsed, 3)}), flush=True)
+        row = {"case": f"{count}x{prompt}/{output}", "began": start, "elapsed_s": round(elapsed, 3)}
+        print(json.dumps(row), flush=True)

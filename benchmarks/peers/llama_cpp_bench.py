@@ -112,11 +112,13 @@ def run_cases(model: Path, cases: str, threads: int, kv: str) -> None:
     parameters = llama_cpp.llama_model_n_params(runner.model)
     for text in cases.split(","):
         case = parse_case(text)
+        began = time.perf_counter()
         elapsed = runner.run(case)
         row = {
             "peer": "llama.cpp",
             "version": llama_cpp.__version__,
             "case": text,
+            "began": began,
             "elapsed_s": round(elapsed, 4),
             "output_tok_s": round(case.count * case.output / elapsed, 2),
             "load_s": round(runner.load_seconds, 2),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare import medians_of, over_best_peer, peer, run_in_turn, sizes_of
+from compare import calm, calm_rows, listed, medians_of, over_best_peer, peer, run_in_turn, sizes_of
 from quality import KnownFigures, LlamaCpp, own_row
 from quality import compare as compare_files
 
@@ -17,20 +17,43 @@ def test_engines_take_turns_and_medians_are_over_runs() -> None:
     turns = []
 
     def engine(name: str) -> Any:
-        def measure() -> list[dict[str, Any]]:
+        def measure(cases: str) -> list[dict[str, Any]]:
+            assert cases == "2x8/10,2x50/1"
             turns.append(name)
             elapsed = next(seconds[name])
             return [{"case": "2x8/10", "elapsed_s": elapsed}, {"case": "2x50/1", "elapsed_s": 2 * elapsed}]
 
         return measure
 
-    rows = run_in_turn({name: engine(name) for name in seconds}, 3)
+    rows = run_in_turn({name: engine(name) for name in seconds}, "2x8/10,2x50/1", 3, lambda began, ended: None)
     assert turns == ["ours", "slow", "quick"] * 3
     medians = medians_of(rows, "rate")
     # 2 x 10 output tokens, and of a prefill 2 x 50 prompt tokens.
     assert medians["ours"] == {"2x8/10": 10.0, "2x50/1": 25.0}
     assert medians["slow"] == {"2x8/10": 1.0, "2x50/1": 2.5}
     assert over_best_peer(medians, ["ours"], ["2x8/10", "2x50/1"]) == {"ours": {"2x8/10": 2.5, "2x50/1": 2.5}}
+
+
+def test_a_case_without_a_calm_run_is_run_once_more_and_calm_runs_count() -> None:
+    """Each run takes as long as its number; its calm share is the next of the case's."""
+    shares, ran = {"1x8/12": [0.1, 0.9], "1x8/24": [0.1, 0.2, 0.3]}, []
+
+    def engine(cases: str) -> list[dict[str, Any]]:
+        ran.append(cases)
+        return [
+            {"case": case, "began": 12 if case == "1x8/12" else 24, "elapsed_s": len(ran)} for case in cases.split(",")
+        ]
+
+    def share(began: float, ended: float) -> float:
+        assert ended == began + len(ran)
+        return shares[f"1x8/{began}"].pop(0)
+
+    rows = run_in_turn({"ours": engine}, "1x8/12,1x8/24", 2, share)["ours"]
+    assert ran == ["1x8/12,1x8/24", "1x8/12,1x8/24", "1x8/24"]
+    assert listed({"ours": rows}, "rate") == {"ours": {"1x8/12": [12.0, 6.0], "1x8/24": [24.0, 12.0, 8.0]}}
+    assert [row["rate"] for row in calm_rows(rows["1x8/12"])] == [6.0]
+    assert len(calm_rows(rows["1x8/24"])) == 3
+    assert (calm(rows["1x8/12"]), calm(rows["1x8/24"]), calm([{"calm_share": None}])) == (True, False, None)
 
 
 def test_a_ratio_is_to_peers_of_the_same_precision() -> None:

@@ -3,6 +3,7 @@
 import op_timing.kernel_cases as bench
 import pytest
 import torch
+from calm import Watch
 from op_timing.kernel_cases import OPS, measure_kernels
 
 from penstock.bench.roofline import MachineRates
@@ -20,7 +21,7 @@ SMALL = {
     "PROMPT": 16,
     "BEFORE": (0, 32),
     "SECONDS": 0.0,
-    "RUNS": 2,
+    "WINDOWS": 2,
     "WORKING_SET": (1 << 16, 1 << 16),
     "MOST_COPIES": 3,
 }
@@ -35,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_op_is_measured() -> None:
     said: list[str] = []
     slow = MachineRates(bandwidth=1.0, flops=1.0)
-    found, machine = measure_kernels(native_session(), slow, list(OPS), said.append)
+    found, machine = measure_kernels(native_session(), slow, list(OPS), said.append, Watch())
     assert {each.op for each in found} == set(OPS)
     assert len(said) == len(found)
     types = {op: {each.dtype for each in found if each.op == op} for op in OPS}

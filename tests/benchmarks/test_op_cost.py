@@ -10,7 +10,7 @@ from op_timing.cost import OpCost, op_cost
 
 from penstock.bench.roofline import MachineRates
 from penstock.config.weights import BF16 as BF16_FORMAT
-from penstock.config.weights import INT8, INT16, WeightFormat, int4_format
+from penstock.config.weights import INT8, INT16, WeightFormat, held_as, int4_format
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -44,6 +44,7 @@ def last(program: Program) -> object:
         (BF16_FORMAT, 96 * 64 * 2),
         (INT16, 96 * 64 * 2 + 96 * 4),
         (INT8, 96 * 64 + 96 * 2 * 2),  # a scale for each of two groups
+        (held_as(INT8, "amx"), 96 * 64 + 96 * (2 * 2 + 4)),  # and one for each column
         (int4_format(32), 96 * 32 + 96 * 2 * (2 * 1 + 2)),  # scales and minima, of two groups and of 256 values
     ],
 )

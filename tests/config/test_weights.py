@@ -1,7 +1,9 @@
 """What packed weights take, worked out by hand from the layout's description."""
 
+from dataclasses import replace
+
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import replace as structs_replace
 
 from penstock.config import size_memory
 from penstock.config.weights import (
@@ -13,6 +15,7 @@ from penstock.config.weights import (
     cpu_format,
     device_format,
     format_of,
+    held_as,
     int4_format,
     packed_bytes,
     schemes,
@@ -100,11 +103,28 @@ def test_a_cpu_multiplies_integers_where_it_cannot_multiply_bf16() -> None:
     assert formats("bfloat16", "none", "avx2") == formats("bfloat16", "none", "avx512") == (INT16, BF16)
     assert formats("bfloat16", "none", "amx") == formats("bfloat16", "none", "avx512_bf16") == (BF16, BF16)
     assert formats("float32", "none", "avx2") == (F32, F32)
-    assert formats("bfloat16", "int8", "avx2") == formats("float32", "int8", "amx") == (INT8, INT8)
+    assert formats("bfloat16", "int8", "avx2") == formats("float32", "int8", "avx512") == (INT8, INT8)
     assert formats("bfloat16", "int4", "avx2") == (int4_format(64), INT8)
     assert stored_as(engine(), "avx2") == "bfloat16, matrices as int16"
     assert stored_as(engine(), "amx") == stored_as(engine()) == "bfloat16"
     assert stored_as(engine(quantization="int8"), "avx2") == "int8"
+
+
+def test_amx_has_scales_by_column() -> None:
+    by_column = {"scales": "by_column"}
+    assert formats("float32", "int8", "amx") == (replace(INT8, **by_column),) * 2
+    assert formats("bfloat16", "int4", "amx") == (replace(int4_format(64), **by_column), replace(INT8, **by_column))
+    for stored in (("Q4_K",), ("Q4_1", "Q4_K"), ("Q6_K", "Q8_0")):
+        fmt = format_of(stored)
+        assert cpu_format("matrix", stored, "bfloat16", "none", 32, "amx") == replace(fmt, **by_column)
+        assert cpu_format("router", stored, "bfloat16", "none", 32, "amx") == BF16
+    # The lines; an fp16 for each group, with minima two; and an fp32 for each column.
+    assert packed_bytes(16, 256, held_as(format_of(("Q6_K",)), "amx")) == BYTES + 16 * 16 * 2 + 16 * 4
+    assert packed_bytes(17, 200, held_as(format_of(("Q4_K",)), "amx")) == 2 * (28 * 64 + 7 * 16 * 4 + 16 * 4)
+    matrices = tuple(structs_replace(matrix, stored=("Q4_K",)) for matrix in FULL.matrices)
+    facts = structs_replace(FULL, matrices=matrices)
+    planned, others = (weights_bytes(facts.for_kernels(isa), engine()) for isa in ("amx", "avx512"))
+    assert 1.07 < planned / others < 1.09
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -128,8 +148,8 @@ def test_the_types_in_memory_are_named() -> None:
 
 
 def test_codes_take_less_where_kernels_read_them() -> None:
-    matrices = tuple(replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
-    facts, elements = replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
+    matrices = tuple(structs_replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    facts, elements = structs_replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
     norms = 4 * FULL.vector_elements
     assert weights_bytes(facts, engine(dtype="float32")) == elements // 32 * 18 + norms
     assert weights_bytes(facts.without_codes(), engine(dtype="float32")) == 4 * elements + norms
@@ -139,8 +159,8 @@ def test_codes_take_less_where_kernels_read_them() -> None:
 
 
 def test_a_gpu_keeps_codes_unless_a_quantisation_is_chosen() -> None:
-    matrices = tuple(replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
-    facts, elements = replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
+    matrices = tuple(structs_replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    facts, elements = structs_replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
     norms = 2 * FULL.vector_elements
     assert weights_bytes(facts, engine(device="cuda")) == elements // 32 * 18 + norms
     assert size_memory(facts, engine(device="cuda"), 16 * GIB).rows[0].note == "596.0 M parameters, Q4_0 as in the file"

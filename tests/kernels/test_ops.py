@@ -12,8 +12,8 @@ from penstock.kernels import OPS, Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.attention import ReferenceAttention, attention_inputs
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, qk_norm_rope, rms_norm, silu_and_mul
 from penstock.kernels.linear import TorchLinear
+from penstock.kernels.native.loader import lacks_for_amx
 from penstock.kernels.native.session import Session
-from penstock.kernels.provider_selection import MEASURED_SETS
 from penstock.kernels.registry import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -82,14 +82,17 @@ def test_without_native_kernels_everything_is_computed_by_torch(dtype: torch.dty
     assert fingerprint == "linear=torch,rms_norm=torch,paged_attention=torch,experts=torch"
 
 
-def test_a_set_without_figures_is_named_as_never_measured() -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
-    assert {folder.name for folder in results.iterdir() if folder.is_dir()} == set(MEASURED_SETS)
+def test_amx_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = "amx_bf16 amx_tile avx512_bf16 avx512_fp16"
+    for flags, lacks in ((whole, ""), (whole.removesuffix("avx512_fp16"), "AVX512-FP16"), ("avx512_bf16", "")):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} vme\n")
+        assert lacks_for_amx(tmp_path / "cpuinfo") == lacks
+    assert lacks_for_amx(tmp_path / "nothing") == ""
+    monkeypatch.setattr("penstock.kernels.provider_selection.lacks_for_amx", lambda: "AVX512-FP16")
     kernels = select_kernels(PLATFORMS[0], Needs(torch.bfloat16))
-    for isa in (*MEASURED_SETS, "amx"):
+    for isa, hint in (("amx", ""), ("avx512_bf16", " (those for AMX need AVX512-FP16, which this machine hides)")):
         native = replace(kernels, session=cast(Session, object()), fingerprint=f"linear=native,isa={isa}")
-        never = " (never measured on this kind of processor)" if isa == "amx" else ""
-        assert native.summary == f"native kernels for {isa}{never}"
+        assert native.summary == f"native kernels for {isa}{hint}"
 
 
 def test_rms_norm_is_the_formula_in_fp64() -> None:

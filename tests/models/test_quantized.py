@@ -60,12 +60,15 @@ def unpack(weight: PackedWeight) -> Tensor:
 
 class RoundedLinear(TorchLinear):
     """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale for GROUP_OF_X
-    values; but for routers, which are not quantised: whose logits are not of the vocabulary."""
+    values; with AMX both as bf16. But for routers, which are not quantised: whose logits are not of the vocabulary."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
     def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        if detect_platform().isa == "amx":
+            narrow = DenseWeight(weight.weight.bfloat16().float(), weight.bias)
+            return super().__call__(x.bfloat16().float(), narrow, residual, scale=scale)
         groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % GROUP_OF_X)).unflatten(-1, (-1, GROUP_OF_X))
         unit = groups.abs().amax(-1, keepdim=True) / 127
         rounded = torch.where(unit > 0, (groups * (1 / unit)).round() * unit, 0.0).flatten(-2)[..., : x.shape[-1]]
@@ -85,7 +88,8 @@ def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[s
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
     for p in spec.parameters:
         if p.kind not in ("vector", "router"):
-            fmt = cpu_format(p.kind, (), "float32", quantization, 32, sensitive=p.sensitive)
+            settings = ("float32", quantization, 32, detect_platform().isa)
+            fmt = cpu_format(p.kind, (), *settings, sensitive=p.sensitive)
             each = parameters[p.name].chunk(p.experts)
             parameters[p.name] = torch.cat([unpack(pack(w, None, fmt, gated=p.kind == "gated")) for w in each])
     return parameters

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from penstock.bench.roofline import MachineProbe
 from penstock.cli.machine import _cpu_peak, _gpu_peak, cost_model
 from penstock.cli.prepare import PreparedModel, prepare
-from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.product_rate import product_rate
 from penstock.weights.packaged import embedded_model
+from tests.kernels.native.reference import GROUPED
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_cpu_is_measured(prepared: PreparedModel) -> None:
     assert 1e8 < peak.read_bytes < 1e13 and 1e8 < peak.flops < 1e15
     # torch's products are as fast within an order of magnitude or two, on a machine that may be busy.
     other = MachineProbe("float32", threads=1)(0.1)
-    assert 0.05 < product_rate(GGUF_FORMATS["Q8_0"], 1) / other.flops < 50
+    assert 0.05 < product_rate(GROUPED["Q8_0"], 1) / other.flops < 50
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any
     after = await settled(client)
     return {
         "case": str(case),
+        "began": min(line.sent for line in lines),  # time.perf_counter(), which processes of a machine share
         **summarise(lines, elapsed),
         "steps": after.steps - before.steps,
         "host_us_per_step": round(host_us_per_step(before, after), 1),

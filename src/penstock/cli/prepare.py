@@ -30,7 +30,7 @@ from penstock.config import (
 from penstock.config.defaults import Divide
 from penstock.config.facts import PoolingFacts
 from penstock.config.wrong_setting import COMMAND_LINE
-from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
+from penstock.families import ModelSpec, load_generation_defaults, load_spec, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
 from penstock.weights.files import model_bytes, text_files
@@ -152,12 +152,9 @@ def _default_model() -> Path:
 
 
 def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
-    """Returns what `rank_facts` does, for the kernels that this machine has: without native ones, codes of a GGUF file
-    become floats."""
-    facts = rank_facts(spec, split, group)
-    if instruction_sets() or not any(matrix.stored for rank in facts for matrix in rank.matrices):
-        return facts
-    return tuple(rank.without_codes() for rank in facts)
+    """Returns what `rank_facts` does, for the native kernels that this machine has."""
+    isa = next(iter(instruction_sets()), "")
+    return tuple(rank.for_kernels(isa) for rank in rank_facts(spec, split, group))
 
 
 def prepare(model: str | None, flags: Flags, *, pools: bool = False) -> PreparedModel:
@@ -184,7 +181,7 @@ def prepare_found(found: FoundModel, hardware: Hardware | None = None) -> Prepar
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, hardware, generation)
+    return PreparedModel(found.path, found.spec, found.divide(Split(), 1)[0], resolved, hardware, generation)
 
 
 def served_model(

@@ -119,6 +119,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     transformers: str = ""  # the architecture, if transformers' code executes the model
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
+    isa: str = ""  # the instruction set of the native kernels that read the weights, if it is known
 
     @property
     def parameters_per_token(self) -> float:
@@ -129,6 +130,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def latents(self) -> bool:
         """Whether a token keeps one row that serves as key and as value (see families/kinds/latent.py)."""
         return any(group.page.planes == 1 and group.page.width for group in self.groups)
+
+    def for_kernels(self, isa: str) -> "ModelFacts":
+        """The facts for native kernels of an instruction set; "" if there are none: nothing decodes GGUF files' codes
+        then."""
+        return msgspec.structs.replace(self, isa=isa) if isa else self.without_codes()
 
     def without_codes(self) -> "ModelFacts":
         """The facts for kernels that read no codes of GGUF files: the matrices are floats."""

@@ -14,7 +14,7 @@ from penstock.config.facts import MatrixFacts, ModelFacts
 
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
 Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
-Scales = Literal["f16", "f32", "two_levels"]
+Scales = Literal["f16", "f32", "two_levels", "by_column"]
 DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # what a GPU makes of weights that are floats
 
 COLUMNS = 16  # of a block
@@ -25,7 +25,7 @@ DEVICE_HALF = 32  # most values along k that a GPU's kernel for codes multiplies
 WIDENED_ROWS = 65  # with so many rows or more, a GPU's kernels widen codes into scratch memory before a product,
 WIDENED_BYTES = 64 << 20  # of at most this size
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
-_SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
+_SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1, "by_column": 2}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class WeightFormat:
 
     A grouped weight is scale * (code - zero) + minimum. Groups of values along k have a scale and, with `mins`, a
     minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for
-    each group times an fp16 for each 256 values.
+    each group times an fp16 for each 256 values. Those by column are an fp16 for each group times a power of two for
+    each column.
     """
 
     scheme: Scheme
@@ -58,6 +59,11 @@ class WeightFormat:
     def scale_bytes(self) -> int:
         """Bytes of a group's scale, at the first level."""
         return _SCALE_BYTES[self.scales]
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes that a column has beside its values and groups: those of its scale."""
+        return 4 if self.scheme == "int16" or (self.scheme == "grouped" and self.scales == "by_column") else 0
 
     @property
     def bits_per_weight(self) -> float:
@@ -107,6 +113,12 @@ def int4_format(group: int) -> WeightFormat:
     return WeightFormat("grouped", "nibbles", "two_levels", mins=True, group=group, zero=0)
 
 
+def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
+    """The format in which the kernels of an instruction set multiply these codes. AMX's widen them to fp16, so their
+    scales are by column, whose values lie within the range of fp16."""
+    return replace(fmt, scales="by_column") if isa == "amx" and fmt.scheme == "grouped" else fmt
+
+
 def format_of(stored: Sequence[str]) -> WeightFormat:
     """The smallest format that holds tensors of GGUF types without loss, stacked in one matrix."""
     formats = {GGUF_FORMATS[name] for name in stored}
@@ -140,17 +152,19 @@ def cpu_format(
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
     choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. A CPU that has no
     instruction for products of bf16 multiplies integers faster than floats, so matrices of bf16 become int16, but for
-    embedding and head.
+    embedding and head. With AMX the scales of codes are by column.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
         return floats
+    grouped = None
     if _has_codes(stored):
-        return format_of(stored)
-    if quantization == "int4" and kind != "vocabulary" and not sensitive:
-        return int4_format(group)
-    if quantization in ("int8", "int4"):
-        return INT8
+        grouped = format_of(stored)
+    elif quantization in ("int8", "int4"):
+        as_int4 = quantization == "int4" and kind != "vocabulary" and not sensitive
+        grouped = int4_format(group) if as_int4 else INT8
+    if grouped is not None:
+        return held_as(grouped, isa)
     return INT16 if floats == BF16 and kind != "vocabulary" and isa not in MULTIPLY_BF16 else floats
 
 
@@ -194,9 +208,9 @@ def num_blocks(n: int, *, gated: bool) -> int:
 def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias: bool = False) -> int:
     """Bytes of a packed weight [n, k]: lines, scales, minima and fp32 bias, all padded."""
     columns = num_blocks(n, gated=gated) * COLUMNS
-    by_column = fmt.padded_width(k) * fmt.bits // 8 + (4 if fmt.scheme == "int16" else 0)
+    values = fmt.padded_width(k) * fmt.bits // 8 + fmt.column_bytes
     factors = fmt.groups(k) * fmt.scale_bytes + fmt.supers(k) * 2
-    return columns * (by_column + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
+    return columns * (values + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
 
 
 def device_half(fmt: WeightFormat) -> int:
@@ -255,7 +269,7 @@ def _has_codes(types: Sequence[str]) -> bool:
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     """Bytes of all weights, packed for the kernels of the device."""
-    packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
+    packed = sum(matrix.count * _matrix_bytes(matrix, engine, facts.isa) for matrix in facts.matrices)
     return packed + facts.vector_elements * engine.element_size + facts.float32_elements * 4
 
 
@@ -263,13 +277,13 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
     """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Experts count
     by the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
     layers = sum(
-        int(m.count * _matrix_bytes(m, engine) * (1.0 - (1.0 - m.share) ** rows))
+        int(m.count * _matrix_bytes(m, engine, facts.isa) * (1.0 - (1.0 - m.share) ** rows))
         for m in facts.matrices
         if not m.vocabulary
     )
     if not (facts.samples or facts.head_part):
         return layers
-    return layers + max(_matrix_bytes(m, engine) for m in facts.matrices if m.vocabulary)
+    return layers + max(_matrix_bytes(m, engine, facts.isa) for m in facts.matrices if m.vocabulary)
 
 
 def widened_bytes(facts: ModelFacts, engine: EngineConfig, rows: int) -> int:
@@ -288,12 +302,12 @@ def _kind(matrix: MatrixFacts) -> str:
     return "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
 
 
-def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
+def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig, isa: str) -> int:
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":
         on_device = _device_format(matrix, engine)
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, on_device, engine.quantization_group, bias_size=bias)
-    settings = (engine.dtype, engine.quantization, engine.quantization_group)
+    settings = (engine.dtype, engine.quantization, engine.quantization_group, isa)
     fmt = cpu_format(_kind(matrix), matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

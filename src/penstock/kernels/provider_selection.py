@@ -12,6 +12,7 @@ from penstock.kernels.flashinfer import check_attention, installed_version
 from penstock.kernels.latent import LatentAttention
 from penstock.kernels.linear import Linear
 from penstock.kernels.moe import Experts
+from penstock.kernels.native.loader import lacks_for_amx
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native_limits import unsupported_int8_pages
 from penstock.kernels.ops import (
@@ -31,9 +32,6 @@ from penstock.kernels.packers import CannotQuantize, CodePacker, DensePacker, Pa
 from penstock.kernels.recurrence import Recurrence, RecurrenceWeights
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
-
-# The instruction sets with figures in benchmarks/results/. The kernels of others are only tested, by emulation.
-MEASURED_SETS = ("avx2", "avx512", "avx512_bf16")
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,14 @@ class Kernels:
 
     @property
     def summary(self) -> str:
-        """The providers, for people: "native kernels for avx512". It says so if their speed was never measured."""
+        """The providers, for people: "native kernels for avx512". It says so if AMX is there and cannot be used."""
         *_, isa = self.fingerprint.partition("isa=")
         if self.session is None:
             return f"kernels {self.fingerprint}"
-        measured = "" if isa in MEASURED_SETS else " (never measured on this kind of processor)"
-        return f"native kernels for {isa}{measured}"
+        lacks = lacks_for_amx() if isa == "avx512_bf16" else ""
+        return f"native kernels for {isa}" + (
+            f" (those for AMX need {lacks}, which this machine hides)" if lacks else ""
+        )
 
     def norm_before(self, weight: Any) -> RmsNorm:
         """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""

@@ -16,13 +16,14 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import F32, WeightFormat
+from penstock.config.weights import F32
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.attention import unscaled
 from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
@@ -37,7 +38,7 @@ from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import Window
 from tests.kernels.native.guarded import GuardedSession
-from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
+from tests.kernels.native.reference import GROUPED, formats_from_floats, grouped_formats, random_weight
 from tests.runtime.sampling.samplers import Sampler
 from tests.runtime.sampling.test_sampler import some_choice
 
@@ -57,11 +58,11 @@ Pack = Callable[..., PackedWeight]
 
 
 class Quantized(NativeLinear):
-    """NativeLinear with all weights packed by a function of (weight, bias, gated, count)."""
+    """NativeLinear with all weights packed by a function of (weight, bias, gated, count), for an instruction set."""
 
-    def __init__(self, session: Session, packing: Pack) -> None:
+    def __init__(self, session: Session, packing: Callable[[str], Pack]) -> None:
         super().__init__(session)
-        self._packing = packing
+        self._packing = packing(session.team.isa)
 
     def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
         return self._packing(weight, bias, gated, 1)
@@ -70,9 +71,9 @@ class Quantized(NativeLinear):
 class QuantizedExperts(NativeExperts):
     """NativeExperts with all matrices packed by a function, as in Quantized."""
 
-    def __init__(self, session: Session, packing: Pack) -> None:
+    def __init__(self, session: Session, packing: Callable[[str], Pack]) -> None:
         super().__init__(session)
-        self._packing = packing
+        self._packing = packing(session.team.isa)
 
     def pack(
         self, weight: Tensor | PackedWeight, count: int, bias: Tensor | None = None, *, gated: bool = False
@@ -86,17 +87,19 @@ def in_own_memory(weight: PackedWeight) -> PackedWeight:
     return replace(weight, **parts)  # type: ignore[arg-type]
 
 
-def from_floats(fmt: WeightFormat | None) -> Pack:
+def from_floats(name: str, isa: str) -> Pack:
     """Packs the weight in a format, or as it is."""
 
     def packing(weight: Tensor, bias: Tensor | None, gated: bool, count: int) -> PackedWeight:
-        return in_own_memory(pack(weight, bias, fmt or UNQUANTIZED[weight.dtype], gated=gated, count=count))
+        fmt = formats_from_floats(isa)[name] if name else UNQUANTIZED[weight.dtype]
+        return in_own_memory(pack(weight, bias, fmt, gated=gated, count=count))
 
     return packing
 
 
-def drawn(fmt: WeightFormat) -> Pack:
+def drawn(name: str, isa: str) -> Pack:
     """Draws a weight of the same size, with codes and scales that a file may have."""
+    fmt = grouped_formats(isa)[name]
 
     def packing(weight: Tensor, bias: Tensor | None, gated: bool, count: int) -> PackedWeight:
         n, k = weight.shape
@@ -107,7 +110,7 @@ def drawn(fmt: WeightFormat) -> Pack:
 
 
 def cases() -> Iterator[Case]:
-    formats = itertools.cycle(GROUPED.items())
+    formats = itertools.cycle(GROUPED)
     for op in OPS:
         for dtype in DTYPES:
             for i, arguments in enumerate(op.inputs(dtype, 0)):
@@ -116,10 +119,9 @@ def cases() -> Iterator[Case]:
                     yield name, _run(op, MAKERS[op.name], arguments)
                     continue
                 make = QuantizedExperts if op.name.endswith("experts") else Quantized
-                other, fmt = next(formats)
-                packings = {"": from_floats(None)}
-                packings |= {f" {scheme}": from_floats(FROM_FLOATS[scheme]) for scheme in PACKED}
-                packings |= {f" drawn {other}": drawn(fmt)}
+                other = next(formats)
+                packings = {f" {scheme}".rstrip(): partial(from_floats, scheme) for scheme in ("", *PACKED)}
+                packings |= {f" drawn {other}": partial(drawn, other)}
                 for scheme, packing in packings.items():
                     yield f"{name}{scheme}", _run(op, lambda s, p=packing, m=make: m(s, p), arguments)
     for dtype in DTYPES:
@@ -141,8 +143,9 @@ def _sections(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
     """A product with a weight of several formats, which begin within a vector of columns."""
 
     def run(session: Session) -> list[Tensor]:
-        formats = (GROUPED["Q4_K"], GROUPED["Q6_K"], GROUPED["Q8_0"])
-        weights = [random_weight(fmt, n, 200) for fmt, n in zip(formats, (19, 32, 5), strict=True)]
+        formats = grouped_formats(session.team.isa)
+        names = ("Q4_K", "Q6_K", "Q8_0")
+        weights = [random_weight(formats[name], n, 200) for name, n in zip(names, (19, 32, 5), strict=True)]
         generator = torch.Generator().manual_seed(0)
         bias, x, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in (56, (13, 200), (13, 56)))
         linear = NativeLinear(session)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.loader import instruction_sets
-from tests.kernels.native.conftest import of_instruction_set
+from penstock.kernels.native.build import AVX2, AVX512, compiler
+from penstock.kernels.native.loader import instruction_sets, processor_sets
+from tests.kernels.native.conftest import EMULATION, of_instruction_set
 
 HERE = Path(__file__).parent
 TESTS = (
@@ -27,6 +28,20 @@ CHOSEN = {
     "avx512_bf16": "((native and bfloat16) or schemes or rows) and not native_sampler",
     "avx512": "(native or schemes or grouped or rows or int8_pages) and not avx2",
 }
+
+EVERY_SET = (*AVX512, *(f"-m{part}" for part in ("avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "amx-int8")))
+
+
+@pytest.mark.skipif("amx" not in processor_sets(), reason="this processor lacks instructions that are emulated")
+def test_emulated_instructions_have_the_results_of_the_processor(tmp_path: Path) -> None:
+    printed = []
+    for flags in (EVERY_SET, (*AVX2, f"-I{EMULATION}", "-Wno-psabi")):
+        program = tmp_path / f"program{len(printed)}"
+        source = str(HERE / "instructions_test.cpp")
+        subprocess.run([*compiler(), "-std=c++20", "-O1", *flags, source, "-o", str(program)], check=True)
+        printed.append(subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines())
+    assert len(printed[0]) > 100
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.long

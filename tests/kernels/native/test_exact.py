@@ -16,7 +16,7 @@ from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import Window
-from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
+from tests.kernels.native.reference import formats_from_floats, grouped_formats, random_weight
 
 # Emulated kernels (see test_emulated.py) are slow: only the best set is tested, on smaller inputs of the same kinds.
 EMULATED = "PENSTOCK_LIBRARY" in os.environ
@@ -45,10 +45,11 @@ def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize(("isa", "threads"), SETS)
 def test_a_product_does_not_depend_on_the_other_rows(isa: str, threads: int, scheme: str) -> None:
     for dtype, (n, k) in SHAPES:
-        if scheme in FROM_FLOATS:
-            weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), FROM_FLOATS[scheme])
+        if scheme in DRAWN:
+            weight = random_weight(grouped_formats(isa)[scheme], n, k)
         else:
-            weight = random_weight(GROUPED[scheme], n, k)
+            fmt = formats_from_floats(isa)[scheme]
+            weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), fmt)
         most = 523  # more rows than are multiplied together
         x = normal(most, k, seed=3, dtype=dtype)
         one_thread = NativeLinear(session(isa, 1))

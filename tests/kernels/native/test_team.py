@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.weights import INT8
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
+from tests.kernels.native.reference import FROM_FLOATS
 
 WIDTH, COLUMNS, MOST_ROWS = 40, 72, 3
 PROGRAMS = 2000
@@ -29,7 +29,7 @@ class Tiny:
 
     def __init__(self, session: Session) -> None:
         generator = torch.Generator().manual_seed(0)
-        weight = pack(torch.randn(COLUMNS, WIDTH, generator=generator), None, INT8)
+        weight = pack(torch.randn(COLUMNS, WIDTH, generator=generator), None, FROM_FLOATS["int8"])
         norm, linear = NativeNorm(session), NativeLinear(session)
         self._rows, self._x = c_int64(), torch.zeros(MOST_ROWS, WIDTH)
         with session.record() as self._program:

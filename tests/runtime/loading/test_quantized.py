@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.config import EngineConfig
-from penstock.config.weights import MULTIPLY_BF16, weights_bytes
+from penstock.config.weights import weights_bytes
 from penstock.families import load_spec, model_facts
 from penstock.kernels import CannotQuantize, Platform, detect_platform
 from penstock.messages import GenerateRequest, SamplingParams, TokenDelta
@@ -35,17 +35,15 @@ def config(folder: Path, **changes: object) -> EngineConfig:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_take_what_was_planned(variant: str, dtype: str, tiny_checkpoint: Checkpoint) -> None:
-    """Odd vocabulary, tied and untied heads, biases, norms of heads: to the byte. But where bf16 stays bf16, there are
-    no scales: they are planned for all the same."""
+    """Odd vocabulary, tied and untied heads, biases, norms of heads: to the byte."""
     folder = tiny_checkpoint(variant)
-    facts = model_facts(load_spec(folder))
+    facts = model_facts(load_spec(folder)).for_kernels(detect_platform().isa)
     sizes = []
     for quantization, group in FORMS:
         wanted = config(folder, dtype=dtype, quantization=quantization, quantization_group=group)
         runner = load_runner(wanted, progress=False)
         sizes.append(next(row.bytes for row in runner.capacity.memory if row.name == "weights"))
-        planned = weights_bytes(facts, wanted)
-        assert sizes[-1] == planned or (detect_platform().isa in MULTIPLY_BF16 and 0.9 * planned < sizes[-1] < planned)
+        assert sizes[-1] == weights_bytes(facts, wanted)
         runner.close()
     assert len(set(sizes)) == len(sizes) and sizes[0] > sizes[1] > sizes[2]
 

@@ -26,7 +26,6 @@ from penstock.cli.options import Flags
 from penstock.cli.output import cell, check_file, show_table, write_json
 from penstock.cli.prepare import PreparedModel
 from penstock.config.texts import checked_flag
-from penstock.families import model_facts
 from penstock.observe.reporting import reporting
 
 PROBE_SECONDS = 0.25  # for each rate that is measured before and after a case
@@ -123,7 +122,7 @@ async def _run(
 
 def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: PreparedModel) -> None:
     """Replaces the "machine" of each row with its rates and with the row's share of the roofline."""
-    facts = model_facts(prepared.spec)
+    facts = prepared.facts
     for case, row in zip(cases, rows, strict=True):
         machine: MachineRates = row.pop("machine")
         row["roofline"] = {

@@ -16,7 +16,7 @@ from penstock.messages import Window
 
 SEGMENT = 512  # kSegment in cpp/ops.h
 PAGE_DTYPES = {**DTYPES, torch.int8: I8}
-TILE_QUERIES = 16  # queries of an item of work; each gives a row for every head that shares a KV head
+TILE_QUERIES = 32  # queries of an item of work; each gives a row for every head that shares a KV head
 BOTH_WAYS_QUERIES = 64  # the same, without a causal mask, whose tiles would compute more scores that are not seen
 PARTIALS = 1024  # segments whose results can be stored for merging; further sequences are one item each
 

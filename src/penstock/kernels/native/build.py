@@ -42,7 +42,7 @@ SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to comp
     "isa/isa_avx512.cpp": AVX512,
     "isa/isa_avx2.cpp": AVX2,
     "isa/isa_avx512_bf16.cpp": (*AVX512, "-mavx512bf16"),
-    "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "isa/isa_amx.cpp": (*AVX512, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
     "library.cpp": (),
     "pack.cpp": ("-mavx2", "-mf16c"),
     "quantize.cpp": ("-mavx2", "-mf16c"),

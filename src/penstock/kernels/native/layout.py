@@ -12,7 +12,7 @@ from penstock.config.weights import COLUMNS, LINE_BYTES, WeightFormat, num_block
 from penstock.kernels.native.structs import CODES, SCALES, SCHEMES, Format
 
 Parts = dict[str, NDArray[Any] | None]
-_DTYPES = {"f16": np.float16, "f32": np.float32, "two_levels": np.int8}
+_DTYPES = {"f16": np.float16, "f32": np.float32, "two_levels": np.int8, "by_column": np.float16}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Layout:
         lines = (self.count, blocks, fmt.padded_width(self.k) // fmt.values, LINE_BYTES)
         shapes: dict[str, tuple[tuple[int, ...], Any] | None] = {
             "lines": (lines, np.uint8),
-            "column_scales": (by_column, np.float32) if fmt.scheme == "int16" else None,
+            "column_scales": (by_column, np.float32) if fmt.column_bytes else None,
             "scales": (groups, _DTYPES[fmt.scales]) if groups[2] else None,
             "mins": (groups, _DTYPES[fmt.scales]) if groups[2] and fmt.mins else None,
             "super_scales": (supers, np.float16) if supers[2] else None,

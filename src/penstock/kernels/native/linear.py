@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.config.weights import BF16 as BF16_FORMAT
 from penstock.config.weights import F32 as F32_FORMAT
-from penstock.config.weights import INT8, WeightFormat
+from penstock.config.weights import WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.session import Session
@@ -19,10 +19,10 @@ UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch
 class NativeLinear:
     """Provides Linear (see kernels/linear.py)."""
 
-    def __init__(self, session: Session, *, quantized: bool = False) -> None:
-        """With `quantized`, dense weights are packed as int8."""
+    def __init__(self, session: Session, dense: WeightFormat | None = None) -> None:
+        """Dense weights are packed in the format `dense`, or as they are."""
         self._session = session
-        self._quantized = quantized
+        self._dense = dense
 
     def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
         if isinstance(weight, SectionedWeight):
@@ -32,7 +32,7 @@ class NativeLinear:
             return SectionedWeight(tuple(map(with_bias, weight.sections, biases)))
         if isinstance(weight, PackedWeight):
             return weight if bias is None else with_bias(weight, bias)
-        return pack(weight, bias, INT8 if self._quantized else UNQUANTIZED[weight.dtype], gated=gated)
+        return pack(weight, bias, self._dense or UNQUANTIZED[weight.dtype], gated=gated)
 
     def __call__(self, x: Tensor, weight: Weight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         return self._multiply(x, weight, residual, 0, weight.n, x.dtype, scale)

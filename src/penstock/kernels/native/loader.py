@@ -71,6 +71,17 @@ def processor_sets() -> tuple[str, ...]:
     return tuple(found)
 
 
+def lacks_for_amx(cpuinfo: str | Path = "/proc/cpuinfo") -> str:
+    """The instructions that the kernels for AMX need besides it, and that a processor with AMX does not show, as behind
+    some hypervisors; else ""."""
+    try:
+        lines = Path(cpuinfo).read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return "AVX512-FP16" if "amx_bf16" in flags and "avx512_fp16" not in flags else ""
+
+
 @cache
 def instruction_sets() -> tuple[str, ...]:
     """The instruction sets that may be used, the best first: those of the processor, from PENSTOCK_ISA's on."""

@@ -17,7 +17,7 @@ class PackedWeight:
     half."""
 
     lines: Tensor  # uint8
-    column_scales: Tensor | None  # int16: fp32 [n padded]
+    column_scales: Tensor | None  # int16, and scales by column: fp32 [n padded]
     scales: Tensor | None  # grouped: [blocks, groups, 16], as are minima
     mins: Tensor | None
     super_scales: Tensor | None  # two levels: fp16 [blocks, supers, 16]

@@ -56,7 +56,7 @@ def load_cpu_runner(
     spec = shard(whole, place)
     platform = detect_platform(config.device)
     if preload is None:
-        num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available, native=bool(platform.isa))
+        num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available, platform.isa)
     else:
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
@@ -94,10 +94,10 @@ def join_mesh(config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: s
 
 
 def _memory(
-    spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int, *, native: bool
+    spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int, isa: str
 ) -> tuple[Sequence[int], tuple[MemoryRow, ...]]:
     """Returns the KV blocks per group and the memory table."""
-    facts = model_facts(spec) if native else model_facts(spec).without_codes()
+    facts = model_facts(spec).for_kernels(isa)
     if num_blocks:
         return num_blocks, memory_table(facts, config, num_blocks)
     plan = size_memory(facts, config, available)

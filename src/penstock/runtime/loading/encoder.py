@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig, detect_hardware, stored_as
+from penstock.config.weights import cpu_format
 from penstock.families import ModelSpec
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, select_kernels
@@ -41,9 +42,11 @@ def load_encoder(
     parameters = load_parameters(Path(config.model), spec, dtype, progress=progress)
     root = json.dumps([torch.__version__, stored_as(config), weights_digest(spec, parameters)])
     head_dims = tuple(layer.attention.head_dim for layer in spec.layers)  # type: ignore[attr-defined]
-    kernels = select_kernels(detect_platform(), Needs(dtype, head_dims=head_dims))
+    platform = detect_platform()
+    kernels = select_kernels(platform, Needs(dtype, head_dims=head_dims))
     if config.quantization == "int8":
-        kernels = replace(kernels, linear=NativeLinear(native_session(threads=threads), quantized=True))
+        fmt = cpu_format("matrix", (), config.dtype, config.quantization, 0, platform.isa)
+        kernels = replace(kernels, linear=NativeLinear(native_session(threads=threads), fmt))
     model, forward = Encoder(spec, parameters, kernels), None
     if kernels.session:
         torch.set_num_threads(1)  # torch's threads would compete with the session's for the processors

@@ -116,7 +116,7 @@ def _load(
     whole = load_spec(Path(config.model))
     spec = shard(whole, place)
     # Without native code nothing decodes the blocks of a GGUF file: the weights become dense.
-    facts = model_facts(spec) if instruction_sets() else model_facts(spec).without_codes()
+    facts = model_facts(spec).for_kernels(next(iter(instruction_sets()), ""))
     dtype, where = getattr(torch, config.dtype), device.where
     needs = Needs(
         *(dtype, config.block_size, spec.head_dims, config.deterministic),

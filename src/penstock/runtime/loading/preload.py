@@ -25,7 +25,7 @@ class Preload:
         folder = Path(config.model)
         spec = load_spec(folder)
         found = instruction_sets()
-        facts = model_facts(spec) if found else model_facts(spec).without_codes()
+        facts = model_facts(spec).for_kernels(next(iter(found), ""))
         self.memory = size_memory(facts, config, detect_hardware().memory_available)
         self.matrices: MatrixReader | None = None
         if found and config.dtype in DTYPES and spec.packed:

@@ -7,6 +7,17 @@
 
 namespace emulated {
 
+// Denormals are zeros, as operands and as results, and all is rounded to the nearest, whatever the thread has set.
+// `compute` calls a function that is not inlined, which stays between the two settings.
+template <class F>
+inline void without_denormals(const F& compute) {
+  constexpr unsigned kMasked = 0x1f80, kNoDenormals = 0x8040;
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(kMasked | kNoDenormals);
+  compute();
+  _mm_setcsr(before);
+}
+
 struct Tiles {
   int bytes[8] = {}, rows[8] = {};
   uint8_t data[8][16][64] = {};
@@ -55,10 +66,8 @@ inline void check_shapes(int c, int a, int b) {
   }
 }
 
-// Sums of the even and of the odd products each, in order; then both to each other, and that to what was there. (The
-// processor takes denormals for 0, which makes no difference that a test could see.)
-inline void tile_dpbf16ps(int c, int a, int b) {
-  check_shapes(c, a, b);
+// Sums of the even and of the odd products each, in order; then both to each other, and that to what was there.
+[[gnu::noinline]] inline void add_products(int c, int a, int b) {
   __m256 weights[16][2][2];  // [k][even, odd][half]
   for (int k = 0; k < tiles.rows[b]; ++k) {
     for (int half = 0; half < 2; ++half) {
@@ -84,6 +93,11 @@ inline void tile_dpbf16ps(int c, int a, int b) {
       _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), _mm256_add_ps(sums[0][half], sums[1][half])));
     }
   }
+}
+
+inline void tile_dpbf16ps(int c, int a, int b) {
+  check_shapes(c, a, b);
+  without_denormals([&] { add_products(c, a, b); });
 }
 
 // Products of bytes with a sign and of bytes without one.
@@ -113,6 +127,8 @@ inline void tile_dpbsud(int c, int a, int b) {
 #define _tile_zero emulated::tile_zero
 #undef _tile_loadd
 #define _tile_loadd emulated::tile_loadd
+#undef _tile_stream_loadd
+#define _tile_stream_loadd emulated::tile_loadd
 #undef _tile_stored
 #define _tile_stored emulated::tile_stored
 #undef _tile_dpbf16ps

@@ -9,7 +9,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, format_of, int4_format
+from penstock.config.weights import (
+    BF16,
+    F32,
+    GGUF_FORMATS,
+    INT8,
+    INT16,
+    WeightFormat,
+    format_of,
+    held_as,
+    int4_format,
+)
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
@@ -19,7 +29,7 @@ from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native.team import ThreadTeam
 from tests.gguf.blocks import HALVES, TYPES, bits, random_rows, real_rows, reference, sizes
-from tests.kernels.native.reference import JOINED, product, rows_of, same_bits, unpacked
+from tests.kernels.native.reference import GROUPED, JOINED, TABLES, product, rows_of, same_bits, unpacked
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 WIDTHS = (256, 768)  # along k; of a row
@@ -112,6 +122,37 @@ def test_types_in_one_matrix_have_the_values_of_gguf(stored: tuple[str, ...], ga
             np.testing.assert_array_equal(unpacked(weight).values()[:, :k], want)
 
 
+@pytest.mark.parametrize("stored", [*((name,) for name in TYPES), *JOINED], ids="+".join)
+def test_scales_by_column_are_rounded_to_fp16(stored: tuple[str, ...]) -> None:
+    """Codes stay as they are. A column's power of two is of its largest scale, so the smallest may become denormals."""
+    sizes, k = [19, 8, 26][: len(stored)], 768
+    data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(stored, sizes, strict=True))]
+    fmt = format_of(stored)
+    weight, whole = (packed(stored, data, k, each) for each in (held_as(fmt, "amx"), fmt))
+    assert torch.equal(weight.lines, whole.lines)
+    got, want = unpacked(weight), unpacked(whole)
+    powers = got.powers.astype(np.float64)[:, None]
+    assert (np.frexp(powers)[0] == 0.5).all()
+    pairs = [(got.scales, want.scales)] if got.mins is None else [(got.scales, want.scales), (got.mins, want.mins)]
+    for ours, theirs in pairs:
+        assert theirs is not None
+        error = np.abs(ours * powers - theirs)
+        assert (error <= np.maximum(2.0**-11 * np.abs(theirs), 2.0**-25 * powers)).all()
+    codes = TABLES.get(fmt.codes, np.arange(2**fmt.bits) - fmt.zero)
+    ends = [got.scales * end + (0.0 if got.mins is None else got.mins) for end in (min(codes), max(codes))]
+    largest = np.abs(ends).max((0, 2))
+    assert (largest > 0.999 * 2**13).all() and (largest < 1.001 * 2**14).all()
+    for isa in instruction_sets():
+        np.testing.assert_array_equal(bits(values_of(weight, isa)), bits(got.values()[:, :k]))
+
+
+def test_a_row_of_zeros_has_a_power_of_one() -> None:
+    for fmt in (INT8, int4_format(32)):
+        weight = pack(torch.zeros(16, 64), None, held_as(fmt, "amx"))
+        assert (unpacked(weight).powers == 1.0).all()
+        assert not values_of(weight).any()
+
+
 @pytest.mark.parametrize("stored", JOINED, ids="+".join)
 def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
     sizes, k = [19, 8, 26][: len(stored)], 512
@@ -127,7 +168,7 @@ def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
     assert weight.n == sum(sizes)
     for section, name, rows in zip(weight.sections, stored, data, strict=True):
         alone = packed((name,), [rows], k, GGUF_FORMATS[name])
-        assert section.format == GGUF_FORMATS[name]
+        assert section.format == alone.format
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(section.tensors, alone.tensors, strict=True))
     rows = torch.from_numpy(data[0])
     for start in (-1, sum(sizes)):
@@ -161,7 +202,7 @@ def test_experts_have_the_values_of_gguf(stored: tuple[str, ...], gated: bool) -
 def test_products_are_those_of_the_packed_codes(stored: str) -> None:
     """Blocks whose values are of ordinary size, as they are in a model."""
     data = blocks_of(stored, 53, 512)
-    weight = packed((stored,), [data], 512, GGUF_FORMATS[stored])
+    weight = packed((stored,), [data], 512, GROUPED[stored])
     for name in ("super_scales", "super_mins") if weight.super_scales is not None else ("scales", "mins"):
         if (part := weight.parts[name]) is not None:
             part.clamp_(-1.0, 1.0)
@@ -196,10 +237,9 @@ def test_rows_with_a_scale_that_is_not_finite_are_refused(stored: str, half: int
         data = blocks_of(stored, 20, 512)
         for row in (3, 17):
             data[row, -size + place : data.shape[1] - size + place + 2] = np.array([half], "<u2").view(np.uint8)
-        with pytest.raises(ValueError, match=r"^2 rows hold infinity or NaN"):
-            packed_at_once(stored, data, 512, GGUF_FORMATS[stored])
-        with pytest.raises(ValueError, match=r"^2 rows hold infinity or NaN"):
-            packed_at_once(stored, data, 512, format_of((stored, "Q4_1", "Q6_K")))
+        for fmt in (GGUF_FORMATS[stored], format_of((stored, "Q4_1", "Q6_K")), held_as(GGUF_FORMATS[stored], "amx")):
+            with pytest.raises(ValueError, match=r"^2 rows hold infinity or NaN"):
+                packed_at_once(stored, data, 512, fmt)
 
 
 def packed_at_once(stored: str, data: NDArray[np.uint8], k: int, fmt: WeightFormat) -> PackedWeight:
@@ -216,6 +256,20 @@ def test_an_exponent_that_fp16_cannot_hold_is_refused(exponent: int) -> None:
         packed_at_once("MXFP4", data, 512, GGUF_FORMATS["MXFP4"])
 
 
+@pytest.mark.parametrize("exponent", [MOST_EXPONENT + 1, 186, 188, 189, 255])
+def test_scales_by_column_hold_values_below_2_to_the_64th(exponent: int) -> None:
+    """So that products do not overflow. The largest of MXFP4 is 12 * 2^(exponent - 128); 255 is NaN."""
+    data = blocks_of("MXFP4", 20, 512)
+    data[5, 17] = data[11, 0] = data[11, 34] = exponent
+    fmt = held_as(GGUF_FORMATS["MXFP4"], "amx")
+    if exponent > 188:
+        with pytest.raises(ValueError, match=r"^2 rows hold"):
+            packed_at_once("MXFP4", data, 512, fmt)
+    else:
+        weight = packed_at_once("MXFP4", data, 512, fmt)
+        np.testing.assert_array_equal(values_of(weight)[5, 32:64], reference("MXFP4", data)[5, 32:64])
+
+
 @pytest.mark.parametrize("start", [39, -1])
 def test_rows_outside_a_weight_are_refused(start: int) -> None:
     packer = NativePacker((40, 512), GGUF_FORMATS["Q4_K"], gated=False, memory=WeightMemory())
@@ -228,6 +282,23 @@ def test_rows_that_are_too_short_are_refused(stored: str, k: int, size: int) -> 
     packer = NativePacker((40, k), GGUF_FORMATS[stored], gated=False, memory=WeightMemory())
     with pytest.raises(ValueError, match=f"a row of {size} bytes is not {k} values"):
         packer.put_stored(0, torch.zeros((2, size), dtype=torch.uint8), stored)
+
+
+@pytest.mark.parametrize("fmt", [INT8, *map(int4_format, (32, 64, 128))], ids=str)
+@pytest.mark.parametrize("stored", TYPES)
+def test_formats_by_column_hold_any_scales(stored: str, fmt: WeightFormat) -> None:
+    """Only codes that do not fit in the format are quantised again."""
+    source, fmt = GGUF_FORMATS[stored], held_as(fmt, "amx")
+    data = quantized_blocks(stored, np.random.default_rng(1).standard_normal((21, 768)).astype(np.float32))
+    weight, dense = packed((stored,), [data], 768, fmt), reference(stored, data)
+    same_codes = fmt.codes == "bytes" or (fmt.codes, fmt.zero) == (source.codes, source.zero)
+    if same_codes and source.group % fmt.group == 0 and (fmt.mins or not source.mins):
+        exact = packed((stored,), [data], 768, held_as(source, "amx"))
+        np.testing.assert_array_equal(values_of(weight), values_of(exact))
+    else:
+        want = pack(torch.from_numpy(dense), None, fmt)
+        for ours, theirs in zip(weight.tensors, want.tensors, strict=True):
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
 @pytest.mark.parametrize("fmt", [INT8, *map(int4_format, (32, 64, 128))], ids=str)

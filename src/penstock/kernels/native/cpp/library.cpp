@@ -39,8 +39,9 @@ bool has_avx2() {
 // A Linux process must request the tile registers once, before it starts threads.
 bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool has = has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                          __builtin_cpu_supports("amx-int8") &&
+  static const bool has = has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+                          __builtin_cpu_supports("avx512fp16") && __builtin_cpu_supports("amx-tile") &&
+                          __builtin_cpu_supports("amx-bf16") &&
                           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return has;
 }

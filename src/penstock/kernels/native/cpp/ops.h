@@ -22,8 +22,12 @@ enum class Scheme : int32_t { f32 = 0, bf16 = 1, int16 = 2, grouped = 3 };
 // The codes of a grouped weight: bytes, four bits, or four bits that are places in a table.
 enum class Codes : int32_t { bytes = 0, nibbles = 1, iq4 = 2, mxfp4 = 3 };
 
-// How scales and minima of groups are stored: fp16, fp32, or as an int8 times an fp16 for each kSuper values along k.
-enum class Scales : int32_t { f16 = 0, f32 = 1, two_levels = 2 };
+// How scales and minima of groups are stored: fp16, fp32, as an int8 times an fp16 for each kSuper values along k, or as
+// an fp16 times a power of two for each column: its scale times kByColumn. With the latter the largest value that a code
+// of the column could have is in [2^13, 2^14) before it is multiplied by the power.
+enum class Scales : int32_t { f16 = 0, f32 = 1, two_levels = 2, by_column = 3 };
+
+inline int64_t bytes_of(Scales scales) { return scales == Scales::f32 ? 4 : scales == Scales::two_levels ? 1 : 2; }
 
 // A grouped weight is scale * (code - zero) + minimum, with a scale and perhaps a minimum for each group of values
 // along k. A code that is a place in a table stands for its value there plus 128.
@@ -76,7 +80,7 @@ enum class OpCode : int32_t {
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
-  const float* column_scales;  // int16: [n]
+  const float* column_scales;  // int16, and scales by column: [n], what sums are multiplied with
   // Grouped: [n / 16][k / group][16], and for two levels [n / 16][k / kSuper][16]. Minima are null if there are none.
   const void* scales;
   const void* mins;
@@ -345,6 +349,7 @@ constexpr int64_t kSegment = 512;    // positions of a context whose results are
 constexpr int64_t kSpan = 256;
 constexpr double kMostNorm = 46300.0, kMostInt16 = 32767.0;
 constexpr int64_t kGroupOfX = 32;  // values of a row of x that share a scale where they meet grouped weights
+constexpr float kByColumn = 0x1p-48f;  // AMX's sums are smaller than x times codes by this (see isa/amx/weights.h)
 constexpr int64_t kSuper = 256;    // values along k that share the second level of scales
 
 // The values of codes that are places in a table: those of llama.cpp's IQ4_NL and IQ4_XS, and those of MXFP4 (OCP

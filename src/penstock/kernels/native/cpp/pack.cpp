@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
 constexpr double kLeastScale = 0x1p-126;
+// Scales by column: the limit of values, for products that fit in fp32, and the least power of two of a column.
+constexpr double kMostByColumn = 0x1p64, kLeastPower = 0x1p-126;
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 // -- a row to fp32, padded with zeros ----------------------------------------------------------------------------
@@ -155,7 +157,7 @@ void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* ou
 
 bool is_finite(float x) { return (__builtin_bit_cast(int32_t, x) & kMagnitude) < kInfinity; }
 
-// True if the format has a place for all that a type's codes and factors are.
+// True if the format has a place for all that a type's codes and factors are. Scales by column hold any, rounded.
 bool holds(const Format& format, const CodeTraits& traits) {
   const bool codes = format.codes == Codes::bytes ||
                      (traits.bits <= 4 && (format.codes == Codes::nibbles
@@ -295,9 +297,11 @@ class RowPacker {
     }
   }
 
-  // Writes the factors of the row's groups. False if one is not finite, or not exact as it is stored.
+  // Writes the factors of the row's groups. False if one is not finite, or not exact as it is stored. Those by column
+  // are rounded.
   bool put_factors(int64_t block, int64_t column) {
-    bool good = put(job_.weight.scales, scales_, block, column);
+    bool good = format_.scales != Scales::by_column || divide_by_power(block, column);
+    good &= put(job_.weight.scales, scales_, block, column);
     if (job_.weight.mins != nullptr) good &= put(job_.weight.mins, mins_, block, column);
     if (format_.scales != Scales::two_levels) return good;
     good &= put_super(job_.weight.super_scales, super_scales_, block, column);
@@ -305,15 +309,36 @@ class RowPacker {
     return good;
   }
 
+  // Divides the factors by the power of two that brings the largest value of any code to [2^13, 2^14). False if a value
+  // is too large.
+  bool divide_by_power(int64_t block, int64_t column) {
+    const int8_t* table = table_of(format_.codes);
+    const int most_code = format_.codes == Codes::bytes ? 255 : 15;
+    const int low = table == nullptr ? -format_.zero : *std::min_element(table, table + 16);
+    const int high = table == nullptr ? most_code - format_.zero : *std::max_element(table, table + 16);
+    double largest = 0.0;
+    for (int64_t i = 0; i < groups_; ++i) {
+      const double scale = scales_[i], min = format_.mins == 0 ? 0.0 : mins_[i];
+      largest = std::max({largest, std::abs(scale * low + min), std::abs(scale * high + min)});
+    }
+    double power = 1.0;
+    if (largest > 0.0) power = std::max(std::ldexp(1.0, std::ilogb(largest) - 13), kLeastPower);
+    const_cast<float*>(job_.weight.column_scales)[block * kColumns + column] = static_cast<float>(power) / kByColumn;
+    for (auto* factors : {&scales_, &mins_}) {
+      for (float& factor : *factors) factor = static_cast<float>(factor / power);
+    }
+    return largest < kMostByColumn;
+  }
+
   bool put(const void* target, const std::vector<float>& factors, int64_t block, int64_t column) const {
     bool good = true;
     for (int64_t i = 0; i < groups_; ++i) {
       const int64_t at = (block * groups_ + i) * kColumns + column;
       good &= is_finite(factors[i]);
-      if (format_.scales == Scales::f16) {
+      if (format_.scales == Scales::f16 || format_.scales == Scales::by_column) {
         const uint16_t half = _cvtss_sh(factors[i], _MM_FROUND_TO_NEAREST_INT);
         static_cast<uint16_t*>(const_cast<void*>(target))[at] = half;
-        good &= _cvtsh_ss(half) == factors[i];
+        good &= format_.scales == Scales::by_column || _cvtsh_ss(half) == factors[i];
       } else if (format_.scales == Scales::f32) {
         static_cast<float*>(const_cast<void*>(target))[at] = factors[i];
       } else {

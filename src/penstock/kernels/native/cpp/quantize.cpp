@@ -10,6 +10,13 @@ constexpr float kMostByte = 127.0f, kMostNibble = 15.0f;
 float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
 uint16_t to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
+// Rounds a factor as it is stored: as an fp16, or by column as the 11 bits that an fp16 has in some power of two.
+float rounded(float factor, Scales scales) {
+  if (scales != Scales::by_column) return half_to_float(to_half(factor));
+  const auto bits = __builtin_bit_cast(uint32_t, factor);
+  return __builtin_bit_cast(float, (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
+}
+
 float sum_of(__m256 x) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -55,10 +62,10 @@ void store_codes(const float* x, int64_t count, float offset, float factor, floa
   }
 }
 
-void quantize_bytes(const float* x, int64_t group, uint8_t* codes, float& scale) {
+void quantize_bytes(const float* x, int64_t group, Scales scales, uint8_t* codes, float& scale) {
   const Range range = range_of(x, group);
   const float most = -range.least > range.most ? -range.least : range.most;
-  scale = half_to_float(to_half(most / kMostByte));
+  scale = rounded(most / kMostByte, scales);
   const float factor = scale == 0.0f ? 0.0f : 1.0f / scale;
   store_codes(x, group, -kMostByte * scale, factor, 2 * kMostByte, 1.0f, codes);
 }
@@ -113,6 +120,11 @@ Line best_line(const float* x, int64_t group) {
   return best.line;
 }
 
+// The codes of a group that are the nearest for its line.
+void store_nibbles(const float* x, int64_t group, Line line, uint8_t* codes) {
+  store_codes(x, group, line.min, line.scale == 0.0f ? 0.0f : 1.0f / line.scale, kMostNibble, 0.0f, codes);
+}
+
 float largest(const float* x, int64_t count) {
   float most = 0.0f;
   for (int64_t i = 0; i < count; ++i) most = __builtin_fabsf(x[i]) > most ? __builtin_fabsf(x[i]) : most;
@@ -135,13 +147,23 @@ uint16_t to_two_levels(float* factors, int64_t count) {
 void quantize_row(const float* x, int64_t padded, const Format& format, const GroupedRow& out) {
   const int64_t group = format.group, groups = padded / group;
   if (format.codes == Codes::bytes) {
-    for (int64_t i = 0; i < groups; ++i) quantize_bytes(x + i * group, group, out.codes + i * group, out.scales[i]);
+    for (int64_t i = 0; i < groups; ++i) {
+      quantize_bytes(x + i * group, group, format.scales, out.codes + i * group, out.scales[i]);
+    }
     return;
   }
   for (int64_t i = 0; i < groups; ++i) {
     const Line line = best_line(x + i * group, group);
     out.scales[i] = line.scale;
     out.mins[i] = line.min;
+  }
+  if (format.scales == Scales::by_column) {
+    for (int64_t i = 0; i < groups; ++i) {
+      out.scales[i] = rounded(out.scales[i], format.scales);
+      out.mins[i] = rounded(out.mins[i], format.scales);
+      store_nibbles(x + i * group, group, {out.scales[i], out.mins[i]}, out.codes + i * group);
+    }
+    return;
   }
   const int64_t together = kSuper / group;
   for (int64_t first = 0; first < groups; first += together) {
@@ -151,8 +173,7 @@ void quantize_row(const float* x, int64_t padded, const Format& format, const Gr
     for (int64_t i = first; i < first + count; ++i) {
       const float scale = half_to_float(out.super_scales[super]) * out.scales[i];
       const float min = half_to_float(out.super_mins[super]) * out.mins[i];
-      store_codes(x + i * group, group, min, scale == 0.0f ? 0.0f : 1.0f / scale, kMostNibble, 0.0f,
-                  out.codes + i * group);
+      store_nibbles(x + i * group, group, {scale, min}, out.codes + i * group);
     }
   }
 }

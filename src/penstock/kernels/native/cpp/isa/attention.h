@@ -9,8 +9,6 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kMostHeads = 8;  // that are computed together: their scores stay in the L1 and L2 caches
-
 // The results of a tile's rows so far, or for one segment.
 struct Seen {
   float* maxima;
@@ -18,9 +16,10 @@ struct Seen {
   float* sums;  // [rows][head_dim]
 };
 
-// Attention over pages of type Page. kTiles: bf16 queries are multiplied by tile registers (see amx/attention.h).
-template <class Page, bool kTiles = false>
+// Attention over pages of type Page. Tiles: if given, multiplies bf16 queries by tile registers (see amx/attention.h).
+template <class Page, class Tiles = void>
 class AttentionTile {
+  static constexpr bool kTiles = !std::is_void_v<Tiles>;
   using Dot = typename PageDots<Page>::Dot;
   static constexpr bool kScaled = Dot::kInteger;
   using Query = std::conditional_t<kTiles, uint16_t, typename Dot::Piece>;
@@ -49,7 +48,7 @@ class AttentionTile {
     runs_.dim = dim;
     runs_.value_dim = op.value_dim;
     runs_.copied = nullptr;
-    stride_ = kTiles ? divide_up(rows_, 16) * 16 : rows_;
+    stride_ = kTiles && rows_ > 16 ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
     const int64_t words = kTiles ? 8 * dim : kAsTheyLie<Page> ? 0 : widened_words(dim);
     const int64_t copied =
@@ -75,12 +74,11 @@ class AttentionTile {
   // Computes all segments one after the other, into the output.
   void run() {
     put_queries();
-    if (op_.bidirectional && op_.sinks == nullptr && end_ <= (begin_ / kSegment + 1) * kSegment) {
-      attend(begin_ / kSegment, all_);  // nothing to merge: every row sees its own position
-      return write(all_);
-    }
-    start();
-    for (int64_t segment = begin_ / kSegment; segment * kSegment < end_; ++segment) {
+    int64_t segment = begin_ / kSegment;
+    // The first segment has nothing to be merged with, unless a row may not see it.
+    const bool seen = op_.window == 0 || end_ <= (segment + 1) * kSegment;
+    seen && op_.sinks == nullptr ? attend(segment++, all_) : start();
+    for (; segment * kSegment < end_; ++segment) {
       attend(segment, one_);
       each_row([&](int64_t row) {
         merge(row, one_.maxima[row], one_.weights[row], one_.sums + row * op_.value_dim);
@@ -191,7 +189,7 @@ class AttentionTile {
   // Gives the runs memory for their values. With few rows, sum_lines fills it, some runs at a time: a segment's keys and
   // all of its values would not fit in the L2 cache.
   void place_copies() {
-    runs_.copied = few_rows() ? copied_ : nullptr;
+    runs_.copied = copied_;
     for (int64_t i = 0; i < runs_.count; ++i) {
       runs_.all[i].values = copied_ + i % copied_runs() * kPositions * op_.value_dim;
     }
@@ -217,15 +215,15 @@ class AttentionTile {
     const int64_t begin = (begin_ > origin ? begin_ - origin : 0) / kPositions * kPositions;  // within the segment
     const int64_t end = end_ - origin < kSegment ? end_ - origin : kSegment;
     find_runs(origin, begin, end);
+    const auto weigh_all = [&] { each_row([&](int64_t row) { weigh(row, origin, begin, end, seen); }); };
     if constexpr (kTiles) {
-      score_by_tiles(begin);
+      Tiles tiles(runs_, rows_, stride_);
+      tiles.score(query_, scores_ + begin);
+      weigh_all();
+      tiles.sum(weights_ + begin, reinterpret_cast<Page*>(words_), seen.sums);
     } else {
       score(begin);
-    }
-    each_row([&](int64_t row) { weigh(row, origin, begin, end, seen); });
-    if constexpr (kTiles) {
-      sum_values_by_tiles(begin, seen.sums);
-    } else {
+      weigh_all();
       sum_values(begin, seen.sums);
     }
   }
@@ -250,36 +248,6 @@ class AttentionTile {
       float* to = sums + row * op_.value_dim;
       if constexpr (kAsTheyLie<Page>) sum_many(weights.from(row), rows_, runs_, head, to);
       else sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), to);
-    }
-  }
-
-  void score_by_tiles(int64_t begin) {
-    const int64_t dim = op_.head_dim;
-    for (int64_t run = 0; run < runs_.count; run += 2) {
-      for (int64_t head = 0; head < runs_.heads; ++head) {
-        const auto* keys = reinterpret_cast<const Page*>(runs_.keys(run, head));
-        const auto* more = run + 1 < runs_.count ? reinterpret_cast<const Page*>(runs_.keys(run + 1, head)) : nullptr;
-        for (int64_t row = head * stride_; row < (head + 1) * stride_; row += 16) {
-          score_tiles(query_ + row * dim, dim, keys, more, runs_.key_stride,
-                      scores_ + row * kRowStride + begin + run * kPositions);
-        }
-      }
-    }
-  }
-
-  void sum_values_by_tiles(int64_t begin, float* sums) {
-    const int64_t dim = op_.value_dim, last = runs_.count - 1;
-    auto* last_run = reinterpret_cast<Page*>(words_);
-    for (int64_t head = 0; head < runs_.heads; ++head) {
-      const Page* runs[kSegment / kPositions];
-      for (int64_t run = 0; run <= last; ++run) runs[run] = reinterpret_cast<const Page*>(runs_.values(run, head));
-      if (const int64_t part = runs_.positions % kPositions; part != 0) {
-        copy_values(runs[last], part, dim, last_run);
-        runs[last] = last_run;
-      }
-      for (int64_t row = head * stride_; row < (head + 1) * stride_; row += 16) {
-        sum_tiles(weights_ + row * kRowStride + begin, runs, runs_.count, dim, sums + row * dim);
-      }
     }
   }
 

@@ -10,9 +10,9 @@ inline int64_t heads_together(const AttentionOp& op, const Worker& worker, int64
   return heads < kMostHeads ? heads : kMostHeads;
 }
 
-template <class Page, bool kTiles = false>
+template <class Page, class Tiles = void>
 void attention_as(Worker& worker, const AttentionOp& op) {
-  using Tile = AttentionTile<Page, kTiles>;
+  using Tile = AttentionTile<Page, Tiles>;
   const int64_t group = op.heads / op.kv_heads, size = group * (op.value_dim + 2);
   // Calls f(item, first, heads) for all of `count` items and KV heads, some heads at a time.
   const auto share = [&](int64_t count, const auto& f) {

@@ -21,6 +21,8 @@ struct PageDots<int8_t> {
   using Wide = DotPairs;
 };
 
+constexpr int64_t kMostHeads = 8;  // that are computed together: their scores stay in the L1 and L2 caches
+
 constexpr int64_t kPositions = 16;  // a run: positions whose keys and values are read together
 
 // The stride of rows of scores and weights. Rows a power of two apart would evict each other from the L1 cache.

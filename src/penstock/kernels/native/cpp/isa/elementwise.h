@@ -12,6 +12,7 @@ inline void unpack_codes(const Matrix& weight, int64_t block, int64_t column, fl
   const Format& format = weight.format;
   const uint8_t* lines = block_lines(weight, block);
   const int8_t* table = table_of(format.codes);
+  const float power = weight.column_scales == nullptr ? 1.0f : weight.column_scales[block * kColumns + column] * kByColumn;
   for (int64_t begin = 0, padded = padded_k(weight); begin < padded; begin += format.group) {
     float scales[16], mins[16] = {};
     store(scales, scales_of(weight, block, begin / format.group)(0));
@@ -25,7 +26,7 @@ inline void unpack_codes(const Matrix& weight, int64_t block, int64_t column, fl
         code = table == nullptr ? place - format.zero : table[place];
       }
       const float product = static_cast<float>(code) * scales[column];
-      out[i] = weight.mins == nullptr ? product : product + mins[column];
+      out[i] = (weight.mins == nullptr ? product : product + mins[column]) * power;
     }
   }
 }

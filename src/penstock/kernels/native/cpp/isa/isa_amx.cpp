@@ -1,22 +1,27 @@
 // The ops that AMX's tiles of bf16 and int8 compute faster than AVX512, which computes the others.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <type_traits>
+#include <utility>
 
 #include "isa.h"
 #include "ops.h"
 #include "team.h"
 
 #define PENSTOCK_ISA amx
+#define PENSTOCK_NARROWS_TO_BF16
 #include "vec_avx512.h"
 
 #include "math.h"
 #include "tile.h"
 #include "product.h"
 #include "linear.h"
+#include "amx/tiles.h"
+#include "amx/weights.h"
 #include "amx/linear.h"
 #include "moe.h"
 #include "amx/moe.h"
@@ -32,8 +37,7 @@ namespace {
 
 void attention_by_tiles(Worker& worker, const AttentionOp& op) {
   if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return kAvx512.attention(worker, op);
-  const TilesInUse tiles(kAttentionTiles);
-  attention_as<uint16_t, true>(worker, op);
+  attention_as<uint16_t, SegmentTiles>(worker, op);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "team.h"
 
 #define PENSTOCK_ISA avx512_bf16
+#define PENSTOCK_NARROWS_TO_BF16
 #define PENSTOCK_MULTIPLIES_BF16
 #include "vec_avx512.h"
 

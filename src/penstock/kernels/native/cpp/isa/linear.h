@@ -6,6 +6,11 @@ namespace {
 
 // -- writing sums ------------------------------------------------------------------------------------------------
 
+// What sums of a block are multiplied with first: 1 unless columns have scales.
+inline F16 column_scales_of(const Matrix& weight, int64_t block) {
+  return weight.column_scales == nullptr ? splat(1.0f) : load(weight.column_scales + block * kColumns);
+}
+
 // Writes 16 columns of one row, those of the weight's block `block`.
 template <class T, class Out>
 void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
@@ -35,8 +40,11 @@ void write_whole(const LinearOp& op, int64_t row, int64_t rows, int64_t block, c
   const auto* residual = static_cast<const T*>(op.residual);
   auto* out = static_cast<Out*>(op.out) + at;
   const F16 added = bias == nullptr ? zero_f() : load(bias + block * kColumns);
+  const F16 scales = column_scales_of(op.weight, block);
+  const bool scaled = op.weight.column_scales != nullptr;
   for (int64_t i = 0; i < last; i += stride, sums += kColumns) {
     F16 y = load(sums);
+    if (scaled) y = mul(y, scales);
     if (bias != nullptr) y = add(y, added);
     y = activate(y);
     if (residual != nullptr) y = add(y, load(residual + at + i));
@@ -48,11 +56,12 @@ void write_whole(const LinearOp& op, int64_t row, int64_t rows, int64_t block, c
 template <class T, class Out>
 void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums) {
   const int64_t last = row + rows;
+  const F16 scales = column_scales_of(op.weight, block);
   if (is_gated(op.epilogue)) {
     const F16 bias = op.bias == nullptr ? zero_f() : load(static_cast<const float*>(op.bias) + block * kColumns);
     const int64_t column = block * 8, left = op.weight.n / 2 - column, count = left < 8 ? left : 8;
     for (; row + 2 <= last; row += 2, sums += 2 * kColumns) {
-      F16 gates = load(sums), others = load(sums + kColumns);
+      F16 gates = mul(load(sums), scales), others = mul(load(sums + kColumns), scales);
       if (op.bias != nullptr) gates = add(gates, bias), others = add(others, bias);
       transpose_halves(gates, others);
       alignas(64) Out both[16];
@@ -67,7 +76,7 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
     if (op.epilogue == Epilogue::gelu) return all([](F16 y) { return gelu(y); });
     return all([epilogue = op.epilogue](F16 y) { return activated(epilogue, y); });
   }
-  for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, load(sums));
+  for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, mul(load(sums), scales));
 }
 
 // write_rows for the type of the result: x's, or fp32.

@@ -227,8 +227,7 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   mine.lines = block_lines(weight, blocks);
   if (weight.column_scales != nullptr) mine.column_scales += blocks * kColumns;
   if (weight.format.scheme != Scheme::grouped) return mine;
-  const int64_t size = weight.format.scales == Scales::f32 ? 4 : weight.format.scales == Scales::f16 ? 2 : 1;
-  const int64_t groups = blocks * groups_of(weight) * kColumns * size;
+  const int64_t groups = blocks * groups_of(weight) * kColumns * bytes_of(weight.format.scales);
   mine.scales = static_cast<const std::byte*>(weight.scales) + groups;
   if (weight.mins != nullptr) mine.mins = static_cast<const std::byte*>(weight.mins) + groups;
   const int64_t supers = blocks * divide_up(padded, kSuper) * kColumns;

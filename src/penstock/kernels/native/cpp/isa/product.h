@@ -42,18 +42,6 @@ inline void start_sums(const Kept& kept) {
   for (int64_t i = 0; i < kept.count * kept.rows; ++i) store(kept.sums + i * kColumns, zero_f());
 }
 
-template <class Dot>
-void finish_sums(const Matrix& weight, const Kept& kept, const ResultWriter& finish) {
-  for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
-    float* sums = kept.of(0, block);
-    const F16 scales = load(weight.column_scales + block * kColumns);
-    for (int64_t row = 0; row < kept.rows; ++row) {
-      store(sums + row * kColumns, mul(load(sums + row * kColumns), scales));
-    }
-    finish(kept.first_row, kept.rows, block, sums);
-  }
-}
-
 // Consecutive panels: `high` of M rows, then `low` of M - 1.
 struct PanelRange {
   int64_t high, low;
@@ -183,7 +171,9 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
       else blocks_along<Dot, M>(weight, run, from, range, next, kept, words);
     });
   }
-  if constexpr (HasSpans<Dot>) finish_sums<Dot>(weight, kept, finish);
+  if constexpr (HasSpans<Dot>) {
+    for (int64_t block = begin; block < end; ++block) finish(row, row_count, block, kept.of(0, block));
+  }
 }
 
 }  // namespace

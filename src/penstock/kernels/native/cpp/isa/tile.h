@@ -96,15 +96,16 @@ inline int64_t spans_of(const Matrix& weight) { return divide_up(padded_k(weight
 
 inline int64_t groups_of(const Matrix& weight) { return padded_k(weight) / weight.format.group; }
 
-// Walks along the scales or the minima of consecutive blocks, a group at a time.
+// Walks along the scales or the minima of consecutive blocks, a group at a time. Those by column are not multiplied by
+// the column's power of two.
 class GroupFactors {
  public:
   // `factors` may be null if they are not read. `super`: the second level, if there is one.
   GroupFactors(const Matrix& weight, const void* factors, const uint16_t* super, int64_t block, int64_t group)
       : scales_(weight.format.scales) {
     if (factors == nullptr) return;
-    const int64_t groups = groups_of(weight), size = scales_ == Scales::f32 ? 4 : scales_ == Scales::f16 ? 2 : 1;
-    step_ = kColumns * size;
+    const int64_t groups = groups_of(weight);
+    step_ = kColumns * bytes_of(scales_);
     stride_ = groups * step_;
     at_ = static_cast<const std::byte*>(factors) + block * stride_ + group * step_;
     if (scales_ != Scales::two_levels) return;
@@ -117,8 +118,8 @@ class GroupFactors {
   // Those of the n-th block.
   [[gnu::always_inline]] F16 operator()(int64_t n) const {
     const std::byte* at = at_ + n * stride_;
-    if (scales_ == Scales::f16) return load_half(reinterpret_cast<const uint16_t*>(at));
     if (scales_ == Scales::f32) return load(reinterpret_cast<const float*>(at));
+    if (scales_ != Scales::two_levels) return load_half(reinterpret_cast<const uint16_t*>(at));
     return mul(load_half(super_ + n * super_stride_), load(reinterpret_cast<const int8_t*>(at)));
   }
 

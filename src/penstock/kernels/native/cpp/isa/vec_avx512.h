@@ -111,7 +111,7 @@ inline F16 widen_bf16(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 // To the nearest, ties to even; a NaN stays one.
-#ifdef PENSTOCK_MULTIPLIES_BF16
+#ifdef PENSTOCK_NARROWS_TO_BF16
 inline __m256i narrow_bf16(F16 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 #else
 inline __m256i narrow_bf16(F16 x) {

@@ -1,384 +1,335 @@
-// x weight^T by tiles of 16 rows of x, 16 columns and up to 64 bytes along k. 16 lines of a packed weight in memory are
-// a tile, so weights are loaded as they are. Only codes of four bits are unpacked first, a block at a time.
+// x weight^T by tiles of bf16: of 16 rows of x or fewer, 16 columns and 32 values along k. 16 lines of a packed weight of
+// bf16 are a tile, and codes become such tiles right before they are multiplied.
 //
 // A row of a tile's product depends on that row alone, and tiles are added along k in one order: so a row's result does
-// not depend on the number of rows. Sums of integers are exact with any instruction.
+// not depend on the number of rows.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kTileRows = 16, kTileBytes = 1024;
-constexpr int64_t kAhead = 4;               // how many tiles of each block are prefetched ahead
-constexpr int64_t kRowsInCache = 1 << 19;   // bytes of x that stay in the L2 cache for all blocks
-constexpr int64_t kFewRows = 6;             // of x, with grouped weights: below this, vectors are faster than tiles
-
-// -- tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights -------------------------------------------
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};  // of a row
-  uint8_t rows[16] = {};
-};
-
-// The shapes of tiles with `along` bytes of x along k: 64, or a span of a grouped weight.
-constexpr TileShapes tile_shapes(int along) {
-  TileShapes shapes;
-  for (int i = 0; i < 8; ++i) {
-    shapes.bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? along : 64);
-    shapes.rows[i] = static_cast<uint8_t>(i == 6 || i == 7 ? along / 4 : kTileRows);
-  }
-  return shapes;
-}
-
-constexpr TileShapes kWholeTiles = tile_shapes(64), kHalfTiles = tile_shapes(32), kQuarterTiles = tile_shapes(16);
-
-inline const TileShapes& shapes_for(int64_t along) {
-  return along == 64 ? kWholeTiles : along == 32 ? kHalfTiles : kQuarterTiles;
-}
-
-// Configures the tile registers during its lifetime. Not kept between ops: oneDNN sets other shapes on this thread.
-class TilesInUse {
- public:
-  explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
-  ~TilesInUse() { _tile_release(); }
-  TilesInUse(const TilesInUse&) = delete;
-  TilesInUse& operator=(const TilesInUse&) = delete;
-};
-
-// GCC 12 does not treat a tile load as a read of memory: this forces earlier writes to be done before it.
-inline void settle() { asm volatile("" ::: "memory"); }
+constexpr int64_t kRowsInCache = 1 << 19;     // bytes of x that stay in the L2 cache for all blocks
+constexpr int64_t kBuffersInCache = 1 << 20;  // bytes of the tiles of two pairs of blocks
+constexpr int64_t kRowTiles = 3;              // tiles of rows that are multiplied together, by two blocks
+constexpr int64_t kFewRowTiles = 4;           // the same, by one block
 
 // -- x as tiles ---------------------------------------------------------------------------------------------------
 
-// Rows of x, [row / 16][k tile][16][along] bytes. Rows past the last are undefined, and so are their unused results.
+// Rows of x as bf16, a tile of rows after the other: [k / 32][height][32]. Rows past the last are undefined, and so are
+// their unused results.
 struct TileRows {
   const uint8_t* tiles;
-  float* factors;       // of integers: [row / 16][count][scale, start, sum][16], of a tile's values along k
-  int64_t along;        // bytes of a tile's row
-  int64_t count;        // of tiles along k
+  int64_t count;   // of tiles along k
+  int64_t height;  // rows of a tile
 
-  const uint8_t* of(int64_t row) const { return tiles + row / kTileRows * stride(); }
-  int64_t stride() const { return count * kTileRows * along; }
-  // The rows from `row` on, a multiple of 16.
-  TileRows from(int64_t row) const { return {of(row), factors_of(row), along, count}; }
-  float* factors_of(int64_t row) const { return factors + row * 3 * count; }
+  // The rows from `row` on, the first of a tile.
+  const uint8_t* of(int64_t row) const { return tiles + row * count * kLineBytes; }
+  int64_t tile_bytes() const { return height * kLineBytes; }
 };
 
-inline void copy_bf16(const uint16_t* x, int64_t k, uint16_t* out, int64_t padded) {
-  for (int64_t i = 0; i < padded; i += 16) store(out + i, i < k ? load_part(x + i, k - i) : zero_f());
+// The place of a row, and its row of x: -1 if it is unused.
+struct TileRow {
+  int64_t first;   // of its tile
+  int64_t height;  // of its tile
+  int64_t source;
+};
+
+inline int64_t tiles_along(const Matrix& weight) { return padded_k(weight) / kTileValues; }
+
+// Two vectors of values as bf16, the first 16 first.
+[[gnu::always_inline]] inline __m512i narrow(F16 first, F16 second) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
 }
 
-// The bytes of x in a row of a tile.
-inline int64_t tile_bytes_along(const Matrix& weight) {
-  return weight.format.scheme == Scheme::grouped ? span_of(weight) : 64;
+// `count` values, and zeros after them.
+[[gnu::always_inline]] inline void put_dense(const uint16_t* x, int64_t count, uint8_t* out) {
+  const auto present = count >= kTileValues ? ~__mmask32{0} : (__mmask32{1} << (count < 0 ? 0 : count)) - 1;
+  _mm512_storeu_si512(out, _mm512_maskz_loadu_epi16(present, x));
 }
 
-// `memory` and `source`: see `prepare`.
+// The same in the order and of the size that codes need.
 template <class T>
-TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory,
-                       const int32_t* source = nullptr) {
-  const bool integers = op.weight.format.scheme == Scheme::grouped;
-  const int64_t k = op.weight.k, padded = padded_k(op.weight), along = tile_bytes_along(op.weight);
-  const int64_t bytes = integers ? padded : padded * 2, count = bytes / along;
-  const int64_t all_rows = divide_up(rows, kTileRows) * kTileRows;
+[[gnu::always_inline]] inline void put_for_codes(const T* x, int64_t count, uint8_t* out) {
+  static constexpr auto kOrder = [] {
+    std::array<uint16_t, kTileValues> order{};
+    for (int i = 0; i < kTileValues; ++i) order[i] = static_cast<uint16_t>(i / 8 * 8 + kOrderOfCodes[i % 8]);
+    return order;
+  }();
+  const F16 factor = splat(kFactorOfX);
+  const __m512i values = narrow(mul(load_part(x, count), factor), mul(load_part(x + 16, count - 16), factor));
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi16(_mm512_loadu_si512(kOrder.data()), values));
+}
+
+// Converts rows of x in `memory`, which the threads share, or if there are few in each thread's own. place(row): the
+// row's TileRow.
+template <class T, class F>
+TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t height, std::byte* memory,
+                       const F& place) {
+  const bool alone = rows * worker.count() <= kRowsAlone, codes = op.weight.format.scheme == Scheme::grouped;
+  const int64_t k = op.weight.k, count = tiles_along(op.weight);
+  if (alone) memory = worker.own(static_cast<size_t>(rows * count * kLineBytes), 1);
   auto* tiles = reinterpret_cast<uint8_t*>(memory);
-  const TileRows x{tiles, reinterpret_cast<float*>(tiles + all_rows * bytes), along, count};
-  auto* row_bytes = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(bytes)));
-  worker.for_each(rows, 1, [&](int64_t begin, int64_t end) {
+  const auto convert = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = source == nullptr ? row : source[row];
-      if (at < 0) continue;
-      const T* from = static_cast<const T*>(op.x) + at * k;
-      if constexpr (sizeof(T) == 2) {
-        if (!integers) copy_bf16(from, k, reinterpret_cast<uint16_t*>(row_bytes), padded);
-      }
-      if (integers) {
-        quantize_groups<DotBytes>(from, op.weight, reinterpret_cast<int8_t*>(row_bytes),
-                                  {x.factors_of(row / kTileRows * kTileRows) + row % kTileRows, kTileRows});
-      }
-      uint8_t* to = tiles + row / kTileRows * x.stride() + row % kTileRows * along;
-      for (int64_t tile = 0; tile < x.count; ++tile) {
-        __builtin_memcpy(to + tile * kTileRows * along, row_bytes + tile * along, static_cast<size_t>(along));
+      const TileRow at = place(row);
+      if (at.source < 0) continue;
+      const T* x = static_cast<const T*>(op.x) + at.source * k;
+      uint8_t* out = tiles + (at.first * count + row - at.first) * kLineBytes;
+      const int64_t step = at.height * kLineBytes;
+      for (int64_t i = 0; i < count * kTileValues; i += kTileValues, out += step) {
+        if constexpr (sizeof(T) == 2) {
+          if (!codes) {
+            put_dense(x + i, k - i, out);
+            continue;
+          }
+        }
+        put_for_codes(x + i, k - i, out);
       }
     }
-  });
+  };
+  if (alone) convert(0, rows);
+  else worker.for_each(rows, 4, convert);
   settle();
-  return x;
+  return {tiles, count, height};
 }
 
-// -- writing sums ---------------------------------------------------------------------------------------------------
+// -- products -----------------------------------------------------------------------------------------------------
 
-// Writes two blocks of a row. With an epilogue their gates fill one vector and the other halves another.
-template <class T, class Out>
-void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second) {
-  if (!is_gated(op.epilogue)) {
-    write<T, Out>(op, row, block, first);
-    write<T, Out>(op, row, block + 1, second);
-    return;
-  }
-  if (op.bias != nullptr) {
-    const float* bias = static_cast<const float*>(op.bias) + block * kColumns;
-    first = add(first, load(bias));
-    second = add(second, load(bias + kColumns));
-  }
-  transpose_halves(first, second);
-  const int64_t column = block * 8, left = op.weight.n / 2 - column;
-  store_part(static_cast<Out*>(op.out) + row * op.stride + column, gated(op.epilogue, first, second), left);
-}
-
-struct TileFinish {
+// Rows of one product.
+struct TileProduct {
   const LinearOp& op;
-  void (*one)(const LinearOp& op, int64_t row, int64_t block, F16 y);
-  void (*two)(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second);
+  TileRows x;
+  int64_t rows;
+  ResultWriter finish;
+
+  // Writes a tile of sums: of the rows from `row` on, and a block.
+  void write(int64_t row, int64_t block, const float* sums) const {
+    finish(row, rows - row < x.height ? rows - row : x.height, block, sums);
+  }
 };
 
-// -- bf16 -----------------------------------------------------------------------------------------------------------
-
-// R tiles of rows by N blocks, along all of k. `next`: lines to prefetch; null if they were read before.
-template <int R, int N>
-void multiply_tiles(const TileRows& rows, const uint8_t* x, const uint8_t* lines, int64_t block_stride,
-                    const uint8_t* next, float* sums) {
-  _tile_zero(0);
-  if constexpr (N > 1) _tile_zero(1);
-  if constexpr (R > 1) _tile_zero(2);
-  if constexpr (R > 1 && N > 1) _tile_zero(3);
-  for (int64_t i = 0; i < rows.count; ++i, x += kTileBytes, lines += kTileBytes) {
-    if (next != nullptr) {
-      const int64_t left = rows.count - i - kAhead;
-      const uint8_t* ahead = left > 0 ? lines + kAhead * kTileBytes : next - left * kTileBytes;
-#pragma GCC unroll 16
-      for (int64_t byte = 0; byte < kTileBytes; byte += kLineBytes) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + byte), _MM_HINT_T0);
-        if constexpr (N > 1) _mm_prefetch(reinterpret_cast<const char*>(ahead + block_stride + byte), _MM_HINT_T0);
-      }
-    }
-    _tile_loadd(4, x, kLineBytes);
-    _tile_loadd(6, lines, kLineBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N > 1) {
-      _tile_loadd(7, lines + block_stride, kLineBytes);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (R > 1) {
-      _tile_loadd(5, x + rows.stride(), kLineBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (N > 1) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, sums, kLineBytes);
-  if constexpr (N > 1) _tile_stored(1, sums + 256, kLineBytes);
-  if constexpr (R > 1) _tile_stored(2, sums + 512, kLineBytes);
-  if constexpr (R > 1 && N > 1) _tile_stored(3, sums + 768, kLineBytes);
-}
-
-template <int R, int N>
-void tiles_of_rows(const TileRows& x, const uint8_t* lines, int64_t block_stride,
-                   const uint8_t* next, int64_t row, int64_t rows, int64_t block, const TileFinish& finish) {
-  alignas(64) float sums[4 * 256];
-  multiply_tiles<R, N>(x, x.of(row), lines, block_stride, next, sums);
-  const int64_t count = rows - row < R * kTileRows ? rows - row : R * kTileRows;
-  for (int64_t m = 0; m < count; ++m) {
-    const float* from = sums + m / kTileRows * 512 + m % kTileRows * kColumns;
-    if constexpr (N == 2) {
-      finish.two(finish.op, row + m, block, load(from), load(from + 256));
-    } else {
-      finish.one(finish.op, row + m, block, load(from));
-    }
-  }
-}
-
-// N blocks, rows [begin, end).
-template <int N>
-void tiles_of_blocks(const TileRows& x, const uint8_t* weight_lines, int64_t begin, int64_t end, int64_t block,
-                     const TileFinish& finish) {
-  const int64_t block_stride = x.count * kTileBytes;
-  const uint8_t* lines = weight_lines + block * block_stride;
-  const uint8_t* next = begin == 0 ? lines + N * block_stride : nullptr;
-  for (int64_t row = begin; row < end; row += 2 * kTileRows, next = nullptr) {
-    if (end - row > kTileRows) {
-      tiles_of_rows<2, N>(x, lines, block_stride, next, row, end, block, finish);
-    } else {
-      tiles_of_rows<1, N>(x, lines, block_stride, next, row, end, block, finish);
-    }
-  }
-}
-
-// -- grouped --------------------------------------------------------------------------------------------------------
-
-// Lines of bytes for the lines of a block: codes of four bits give two each.
-template <class Dot>
-void unpack_codes(const uint8_t* lines, int64_t count, uint8_t* out) {
-  for (int64_t i = 0; i < count; ++i, lines += kLineBytes) {
-    _mm_prefetch(reinterpret_cast<const char*>(lines + 2 * kAhead * kTileBytes), _MM_HINT_T0);
-    for (int word = 0; word < Dot::kWords; ++word, out += kLineBytes) _mm512_storeu_si512(out, Dot::widen(lines, word));
-  }
-}
-
-// The block's lines of bytes: as they are in memory, or unpacked into memory of the worker.
-inline const uint8_t* byte_lines(Worker& worker, const Matrix& weight, int64_t block) {
-  const uint8_t* lines = block_lines(weight, block);
-  if (weight.format.codes == Codes::bytes) return lines;
-  const int64_t padded = padded_k(weight);
-  auto* out = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(padded * kColumns)));
-  by_format(weight.format, [&]<class Dot>() {
-    if constexpr (Grouped<Dot>) unpack_codes<Dot>(lines, padded / Dot::kLineValues, out);
+// Adds the products of R tiles of rows and N tiles of weights, in sums[n * kRowTiles + r]. between<i>() comes after the
+// i-th. A tile of rows that two blocks use one after the other is loaded once.
+template <int R, int N, class F>
+[[gnu::always_inline]] inline void multiply_tiles(const uint8_t* x, int64_t x_stride, const uint8_t* weights,
+                                                  int64_t weight_stride, const F& between) {
+  each<N>([&]<int n>() __attribute__((always_inline)) {
+    _tile_loadd(7, weights + n * weight_stride, kLineBytes);
+    each<R>([&]<int i>() __attribute__((always_inline)) {
+      constexpr int r = n % 2 == 0 ? i : R - 1 - i;
+      if constexpr (i > 0 || n == 0) _tile_loadd(6, x + r * x_stride, kLineBytes);
+      add_product<n * kRowTiles + r>();
+      between.template operator()<n * R + i>();
+    });
   });
-  settle();
-  return out;
 }
 
-// One tile of rows by a block, a span along k at a time. Two spans are in flight, in tiles of their own: one is
-// multiplied while the other's sums are read from memory.
-class GroupTiles {
+// Sums of N blocks that are written while the next ones are computed: right after they are stored, loads would wait.
+template <int N>
+class LateSums {
  public:
-  GroupTiles(const Matrix& weight, const TileRows& x, const uint8_t* lines, int64_t block)
-      : weight_(weight), x_(x), lines_(lines), block_(block) {}
+  explicit LateSums(const TileProduct& product) : product_(product) {}
 
-  void run(int64_t row, F16 (&totals)[kTileRows]) {
-    const uint8_t* x = x_.of(row);
-    const float* factors = x_.factors_of(row);
-    GroupFactors scales = scales_of(weight_, block_, 0), mins = mins_of(weight_, block_, 0);
-    const int64_t per_group = weight_.format.group / x_.along;
-    const auto add_span = [&](const int32_t* sums, int64_t span) __attribute__((always_inline)) {
-      add(sums, factors + span * 3 * kTileRows, scales, mins, totals);
-      if ((span + 1) % per_group != 0) return;
-      scales.next();
-      if (weight_.mins != nullptr) mins.next();
-    };
-#pragma GCC unroll 16
-    for (int m = 0; m < kTileRows; ++m) totals[m] = zero_f();
-    multiply_even(x, 0);
-    for (int64_t span = 0; span < x_.count; span += 2) {
-      if (span + 1 < x_.count) multiply_odd(x, span + 1);
-      add_span(even_, span);
-      if (span + 2 < x_.count) multiply_even(x, span + 2);
-      if (span + 1 < x_.count) add_span(odd_, span + 1);
-    }
+  // Takes over the tile registers, whose rows begin with `row`. All that was here is written.
+  template <int R>
+  [[gnu::always_inline]] void take(int64_t row, int64_t block) {
+    each<N>([&]<int n>() __attribute__((always_inline)) {
+      each<R>([&]<int r>() __attribute__((always_inline)) { store_sum<n * kRowTiles + r>(sums_[n * kRowTiles + r]); });
+    });
+    settle();
+    row_ = row, block_ = block, row_tiles_ = R, left_ = N * R;
+  }
+
+  bool any() const { return left_ > 0; }
+
+  void write_next() {
+    const int64_t n = --left_ / row_tiles_, r = left_ % row_tiles_;
+    product_.write(row_ + r * product_.x.height, block_ + n, sums_[n * kRowTiles + r]);
+  }
+
+  void write_all() {
+    while (any()) write_next();
   }
 
  private:
-  void multiply_even(const uint8_t* x, int64_t span) {
-    const uint8_t* lines = lines_of(span);
-    _tile_zero(0);
-    _tile_loadd(4, x + span * kTileRows * x_.along, x_.along);
-    _tile_loadd(6, lines, kLineBytes);
-    _tile_dpbsud(0, 4, 6);
-    _tile_stored(0, even_, kLineBytes);
-  }
-
-  void multiply_odd(const uint8_t* x, int64_t span) {
-    const uint8_t* lines = lines_of(span);
-    _tile_zero(1);
-    _tile_loadd(5, x + span * kTileRows * x_.along, x_.along);
-    _tile_loadd(7, lines, kLineBytes);
-    _tile_dpbsud(1, 5, 7);
-    _tile_stored(1, odd_, kLineBytes);
-  }
-
-  const uint8_t* lines_of(int64_t span) const {
-    const int64_t bytes = kColumns * x_.along;
-    const uint8_t* lines = lines_ + span * bytes;
-    for (int64_t i = 0; i < bytes; i += kLineBytes) {
-      _mm_prefetch(reinterpret_cast<const char*>(lines + kAhead * kTileBytes + i), _MM_HINT_T0);
-    }
-    return lines;
-  }
-
-  [[gnu::always_inline]] inline void add(const int32_t* sums, const float* factors, const GroupFactors& scales,
-                                         const GroupFactors& mins, F16 (&totals)[kTileRows]) const {
-    const auto* starts = reinterpret_cast<const int32_t*>(factors + kTileRows);
-    const F16 scale = scales(0);
-#pragma GCC unroll 16
-    for (int m = 0; m < kTileRows; ++m) {
-      const F16 sum = to_float(amx::add(load(sums + m * kColumns), splat(starts[m])));
-      totals[m] = fma(sum, mul(scale, splat(factors[m])), totals[m]);
-    }
-    if (weight_.mins == nullptr) return;
-    const F16 min = mins(0);
-#pragma GCC unroll 16
-    for (int m = 0; m < kTileRows; ++m) totals[m] = fma(min, splat(factors[2 * kTileRows + m]), totals[m]);
-  }
-
-  const Matrix& weight_;
-  const TileRows& x_;
-  const uint8_t* lines_;
-  const int64_t block_;
-  alignas(64) int32_t even_[256];
-  alignas(64) int32_t odd_[256];
+  const TileProduct& product_;
+  int64_t row_ = 0, block_ = 0, row_tiles_ = 1, left_ = 0;
+  alignas(64) float sums_[2 * kRowTiles][kTileRows * kColumns];
 };
 
-// A block, rows [begin, end).
-inline void tiles_of_groups(Worker& worker, const Matrix& weight, const TileRows& x, int64_t begin, int64_t end,
-                            int64_t block, const TileFinish& finish) {
-  GroupTiles tiles(weight, x, byte_lines(worker, weight, block), block);
-  for (int64_t row = begin; row < end; row += kTileRows) {
-    F16 totals[kTileRows];
-    tiles.run(row, totals);
-    for (int64_t m = 0; m < kTileRows && row + m < end; ++m) finish.one(finish.op, row + m, block, totals[m]);
+// Memory for tiles of weights between their making and their last use.
+struct TileRing {
+  uint8_t* tiles;
+  int64_t capacity;  // of tiles
+  int64_t lead;      // tiles that are made ahead
+
+  uint8_t* end() const { return tiles + capacity * kTileBytes; }
+  uint8_t* past(uint8_t* tile) const { return tile + kTileBytes == end() ? tiles : tile + kTileBytes; }
+};
+
+// A ring in the L1 cache, for tiles that are used once.
+constexpr int64_t kRingTiles = 8, kRingLead = 3;
+
+// Multiplies rows [first, last) with blocks [begin, end), N blocks at a time by up to kMost tiles of rows. Meanwhile
+// `tiles` makes the tiles of later blocks in the ring, or prefetches their lines: kUnit tiles at a time, evenly over all
+// rows.
+template <int N, int kMost, int kUnit, class Tiles>
+[[gnu::noinline]] void multiply_blocks(const TileProduct& product, int64_t first, int64_t last, int64_t begin,
+                                       int64_t end, const Tiles& first_tiles, const TileRing& ring) {
+  constexpr bool kLate = N > 1;  // with one block, which few rows have, a call in the loop would cost as much
+  Tiles tiles = first_tiles;     // in registers
+  const TileRows x = product.x;
+  const int64_t count = x.count, height = x.height, most_rows = kMost * height;
+  const int64_t passes = divide_up(last - first, most_rows), x_stride = height * count * kLineBytes;
+  LateSums<N> late(product);
+  const int64_t apart = count / (N * kMost) + 1;  // steps between two tiles that are written
+  const uint8_t* weights = Tiles::kInPlace ? block_lines(product.op.weight, begin) : ring.tiles;
+  uint8_t* made = ring.tiles;
+  int64_t left = (end - begin) * count;
+  if constexpr (!Tiles::kInPlace) {
+    for (int64_t i = 0; i < ring.lead && left > 0; ++i, --left, made = ring.past(made)) tiles.put(made);
   }
+  for (int64_t block = begin; block < end; block += N) {
+    int64_t due = 0;
+    for (int64_t row = first; row < last; row += most_rows) {
+      for_rows<kMost>(divide_up(last - row, height), [&]<int R>() __attribute__((always_inline)) {
+        each<N>([&]<int n>() { each<R>([&]<int r>() { zero_sum<n * kRowTiles + r>(); }); });
+        const uint8_t *rows = x.of(row), *at = weights;
+        for (int64_t i = 0, write_at = apart; i < count; ++i, rows += x.tile_bytes()) {
+          settle();
+          if (kLate && i == write_at) {
+            write_at += apart;
+            if (late.any()) late.write_next();
+          }
+          due += N;
+          if (due >= passes * kUnit && left > 0) {
+            due -= passes * kUnit;
+            left -= kUnit;
+            multiply_tiles<R, N>(rows, x_stride, at, count * kTileBytes, [&]<int done>() __attribute__((always_inline)) {
+              each<4>([&]<int kQuarter>() __attribute__((always_inline)) {
+                if constexpr (kQuarter * R * N / 4 == done) tiles.template put_quarter<kQuarter>(made);
+              });
+            });
+            if constexpr (!Tiles::kInPlace) made = ring.past(made);
+          } else {
+            multiply_tiles<R, N>(rows, x_stride, at, count * kTileBytes, []<int>() {});
+          }
+          at += kTileBytes;
+          if (!Tiles::kInPlace && at == ring.end()) at = ring.tiles;
+        }
+        if (kLate) late.write_all();
+        late.template take<R>(row, block);
+        if (!kLate) late.write_all();
+      });
+    }
+    weights += N * count * kTileBytes;
+    if (!Tiles::kInPlace) weights = ring.tiles + (weights - ring.tiles) % (ring.capacity * kTileBytes);
+  }
+  late.write_all();
 }
 
-// -- the op ---------------------------------------------------------------------------------------------------------
+// Blocks [begin, end) of bf16. `next`: lines that this thread probably reads next.
+template <int N, int kMost>
+void lines_of_piece(const TileProduct& product, int64_t first, int64_t last, int64_t begin, int64_t end,
+                    const uint8_t* next) {
+  if (begin == end) return;
+  const auto multiply = [&]<int kUnit>() {
+    const LineTiles<kUnit> tiles(block_lines(product.op.weight, begin + N), (end - begin - N) * product.x.count, next);
+    multiply_blocks<N, kMost, kUnit>(product, first, last, begin, end, tiles, TileRing{});
+  };
+  if (last - first <= kMost * product.x.height) multiply.template operator()<N>();  // in one pass
+  else multiply.template operator()<1>();
+}
 
-// Blocks [begin, end) of all rows.
-inline void tiles_of_piece(Worker& worker, const TileRows& x, int64_t rows, int64_t begin, int64_t end,
-                           const TileFinish& finish) {
-  const Matrix& weight = finish.op.weight;
-  int64_t at_once = kRowsInCache / (x.count * x.along) / (2 * kTileRows) * (2 * kTileRows);
-  at_once = at_once < 2 * kTileRows ? 2 * kTileRows : at_once;
-  for (int64_t first = 0; first < rows; first += at_once) {
-    const int64_t last = first + at_once < rows ? first + at_once : rows;
-    for (int64_t block = begin; block < end;) {
-      if (weight.format.scheme == Scheme::grouped) {
-        tiles_of_groups(worker, weight, x, first, last, block++, finish);
-        continue;
-      }
-      if (block + 1 < end) tiles_of_blocks<2>(x, weight.lines, first, last, block, finish);
-      else tiles_of_blocks<1>(x, weight.lines, first, last, block, finish);
-      block += 2;
+// Blocks [begin, end) of codes.
+template <class Tiles>
+void codes_of_piece(Worker& worker, const TileProduct& product, int64_t first, int64_t last, int64_t begin,
+                    int64_t end) {
+  const Matrix& weight = product.op.weight;
+  const int64_t few = kFewRowTiles * product.x.height, of_pair = 2 * product.x.count;
+  const bool ring_only = last - first <= few || 2 * of_pair * kTileBytes > kBuffersInCache;
+  const int64_t pairs = ring_only ? begin : begin + (end - begin) / 2 * 2;
+  const int64_t capacity = ring_only || 2 * of_pair < kRingTiles ? kRingTiles : 2 * of_pair;
+  auto* memory = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(capacity * kTileBytes)));
+  if (pairs > begin) {
+    multiply_blocks<2, kRowTiles, 1>(product, first, last, begin, pairs, Tiles(weight, begin),
+                                     {memory, 2 * of_pair, of_pair});
+  }
+  const TileRing ring{memory, kRingTiles, kRingLead};
+  if (last - first <= few) {
+    if (pairs < end) multiply_blocks<1, kFewRowTiles, 1>(product, first, last, pairs, end, Tiles(weight, pairs), ring);
+    return;
+  }
+  for (int64_t block = pairs; block < end; ++block) {
+    for (int64_t row = first; row < last; row += few) {
+      const int64_t past = row + few < last ? row + few : last;
+      multiply_blocks<1, kFewRowTiles, 1>(product, row, past, block, block + 1, Tiles(weight, block), ring);
     }
   }
 }
 
-// Chosen by the type of the result: x's, or fp32.
-template <class T>
-TileFinish tile_finish(const LinearOp& op) {
-  if (op.out_dtype == op.dtype) return {op, write<T, T>, write_two<T, T>};
-  return {op, write<T, float>, write_two<T, float>};
+// Rows [first, last) and blocks [begin, end) of a product.
+inline void tiles_of_piece(Worker& worker, const TileProduct& product, int64_t first, int64_t last, int64_t begin,
+                           int64_t end, const uint8_t* next) {
+  const Matrix& weight = product.op.weight;
+  if (weight.format.scheme == Scheme::grouped) {
+    by_codes(weight.format, [&]<class Tiles>() { codes_of_piece<Tiles>(worker, product, first, last, begin, end); });
+    return;
+  }
+  const int64_t pairs = begin + (end - begin) / 2 * 2;
+  lines_of_piece<2, kRowTiles>(product, first, last, begin, pairs, pairs < end ? block_lines(weight, pairs) : next);
+  lines_of_piece<1, kRowTiles>(product, first, last, pairs, end, next);
+}
+
+// -- the op -------------------------------------------------------------------------------------------------------
+
+// The rows of x that are multiplied together, so that they stay in the L2 cache.
+inline int64_t rows_together(const TileRows& x, int64_t rows) {
+  const int64_t few = kFewRowTiles * x.height, whole = kRowTiles * kTileRows;
+  if (rows <= few) return rows;
+  const int64_t fit = kRowsInCache / (x.count * kLineBytes) / whole, groups = divide_up(rows, whole);
+  return divide_up(groups, divide_up(groups, fit < 1 ? 1 : fit)) * whole;
 }
 
 template <class T>
-void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
-  const Matrix& weight = op.weight;
-  const TileRows x = prepare_tiles<T>(worker, op, rows, worker.shared());
-  const TileFinish finish = tile_finish<T>(op);
-  const TilesInUse tiles(shapes_for(x.along));
-  const int64_t blocks = divide_up(weight.n, kColumns);
-  int64_t grain = blocks / (8 * worker.count()) / 2 * 2;
-  grain = grain < 2 ? 2 : grain > 16 ? 16 : grain;
-  worker.for_each(blocks, grain,
-                  [&](int64_t begin, int64_t end) { tiles_of_piece(worker, x, rows, begin, end, finish); });
+void multiply_by_tiles(Worker& worker, const LinearOp& op) {
+  const int64_t rows = *op.rows, height = tile_height(rows), padded = divide_up(rows, height) * height;
+  // The rows of one head after those of another.
+  const TileRows x = prepare_tiles<T>(worker, op, padded * op.heads, height, worker.shared(), [&](int64_t i) {
+    const int64_t head = i / padded, row = i % padded;
+    return TileRow{i / height * height, height, row < rows ? row * op.heads + head : -1};
+  });
+  const TilesInUse tiles(kShapes[height - 1]);
+  const int64_t blocks = divide_up(op.weight.n, kColumns), of_head = divide_up(blocks, op.heads);
+  const int64_t together = rows_together(x, rows), items = divide_up(rows, together) * blocks;
+  worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / blocks * together, first = begin % blocks, head = first / of_head;
+      const int64_t most = (head + 1) * of_head < blocks ? (head + 1) * of_head : blocks;
+      const int64_t last = first + end - begin < most ? first + end - begin : most;
+      const TileProduct product{op, {x.of(head * padded), x.count, height}, rows, {op, written<T>(op)}};
+      tiles_of_piece(worker, product, row, row + together < rows ? row + together : rows, first, last,
+                     block_lines(op.weight, last % blocks));
+      begin += last - first;
+    }
+  });
 }
 
-// Vectors multiply fp32, which tiles would round, int16, which tiles cannot multiply, and few rows with grouped weights,
-// whose sums are the same either way.
-inline bool through_registers(const Matrix& weight, Dtype dtype, int64_t rows) {
+// Vectors multiply fp32, which tiles would round, and int16, which tiles cannot multiply.
+inline bool through_registers(const Matrix& weight, Dtype dtype) {
   const Scheme scheme = weight.format.scheme;
-  if (scheme == Scheme::grouped) return rows < kFewRows;
   return scheme == Scheme::f32 || scheme == Scheme::int16 || (scheme == Scheme::bf16 && dtype == Dtype::f32);
 }
 
 void linear_by_tiles(Worker& worker, const LinearOp& op) {
-  const int64_t rows = *op.rows;
-  if (rows == 0) return;
-  if (op.heads > 1 || through_registers(op.weight, op.dtype, rows)) return kAvx512.linear(worker, op);
-  if (op.dtype == Dtype::f32) return multiply_by_tiles<float>(worker, op, rows);
-  multiply_by_tiles<uint16_t>(worker, op, rows);
+  if (*op.rows == 0) return;
+  if (through_registers(op.weight, op.dtype)) return kAvx512.linear(worker, op);
+  if (op.dtype == Dtype::f32) return multiply_by_tiles<float>(worker, op);
+  multiply_by_tiles<uint16_t>(worker, op);
 }
 
-// Includes the rows that fill the last tile. A value takes at most 2 bytes.
+// Includes the rows that fill the last tile of each head. A value takes 2 bytes.
 size_t tiles_shared_bytes(const LinearOp& op) {
-  return kAvx512.linear_shared_bytes(op) + kTileRows * padded_k(op.weight) * 2;
+  return kAvx512.linear_shared_bytes(op) + op.heads * kTileRows * padded_k(op.weight) * 2;
 }
 
 }  // namespace
