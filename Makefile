@@ -11,6 +11,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
+# Images set the second one; every process that the tests start would compile our modules again.
+TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
 
 .PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
@@ -18,14 +20,14 @@ serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
+	@$(TESTS) pytest -n 3 --dist worksteal $(ARGS)
 
 test-all: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m "" $(ARGS)
+	@$(TESTS) pytest -n 3 --dist worksteal -m "" $(ARGS)
 
 # Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
 chaos: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.chaos $(ARGS)
+	@$(TESTS) tests.chaos $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

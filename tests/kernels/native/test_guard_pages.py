@@ -12,6 +12,7 @@ from tests.kernels.native.conftest import SETS, of_instruction_set
 RunCases = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.long
 def test_every_op_stays_within_its_tensors(run_cases: RunCases) -> None:
     done = run_cases("guarded", 2)
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-3000:]}"
