@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 namespace {
 
@@ -124,8 +125,10 @@ struct Sums {
   __m512 rows[16];
 };
 
-// `rows` of x times `along` pairs of 16 columns.
-Sums tile_products(int rows, int along) {
+enum class Product { bf16, signed_bytes, bytes };  // the last: those of x have no sign
+
+// `rows` of x times `along` pairs, or fours of bytes, of 16 columns.
+Sums tile_products(Product product, int rows, int along) {
   Shapes shapes;
   shapes.bytes[0] = shapes.bytes[2] = 64;
   shapes.bytes[1] = static_cast<uint16_t>(4 * along);
@@ -138,7 +141,9 @@ Sums tile_products(int rows, int along) {
   _tile_loadd(0, &sums, 64);
   _tile_loadd(1, operands->bf16[1], 64);
   _tile_loadd(2, operands->bf16[2], 64);
-  _tile_dpbf16ps(0, 1, 2);
+  if (product == Product::bf16) _tile_dpbf16ps(0, 1, 2);
+  if (product == Product::signed_bytes) _tile_dpbssd(0, 1, 2);
+  if (product == Product::bytes) _tile_dpbusd(0, 1, 2);
   _tile_stored(0, &sums, 64);
   _tile_release();
   asm volatile("" : : "r"(&sums) : "memory");
@@ -231,16 +236,20 @@ int main() {
   SHOW_AS(__m256i, _mm512_cvtneps_pbh, floats(0));
   SHOW(_mm512_cvtne2ps_pbh, floats(0), floats(1));
   SHOW(_mm512_dpbf16_ps, floats(0), pairs(1), pairs(2));
-  for (const int rows : {1, 2, 7, 15, 16}) {
-    for (const int along : {1, 8, 16}) {
-      char name[64];
-      std::snprintf(name, sizeof name, "_tile_dpbf16ps of %d rows and %d pairs", rows, along);
-      show(name, [&] {
-        Digest digest{name};
-        const Sums sums = tile_products(rows, along);
-        for (const auto& row : sums.rows) digest(row);
-        return digest.value;
-      });
+  const std::pair<Product, const char*> products[] = {
+      {Product::bf16, "_tile_dpbf16ps"}, {Product::signed_bytes, "_tile_dpbssd"}, {Product::bytes, "_tile_dpbusd"}};
+  for (const auto& [product, instruction] : products) {
+    for (const int rows : {1, 2, 7, 15, 16}) {
+      for (const int along : {1, 8, 16}) {
+        char name[64];
+        std::snprintf(name, sizeof name, "%s of %d rows and %d along", instruction, rows, along);
+        show(name, [&] {
+          Digest digest{name};
+          const Sums sums = tile_products(product, rows, along);
+          for (const auto& row : sums.rows) digest(row);
+          return digest.value;
+        });
+      }
     }
   }
 }

@@ -29,7 +29,7 @@ CHOSEN = {
     "avx512": "(native or schemes or grouped or rows or int8_pages) and not avx2",
 }
 
-EVERY_SET = (*AVX512, *(f"-m{part}" for part in ("avx512bf16", "avx512fp16", "amx-tile", "amx-bf16")))
+EVERY_SET = (*AVX512, *(f"-m{part}" for part in ("avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "amx-int8")))
 
 
 @pytest.mark.skipif("amx" not in processor_sets(), reason="this processor lacks instructions that are emulated")
