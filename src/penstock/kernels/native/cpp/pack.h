@@ -39,7 +39,8 @@ struct PackJob {
 };
 
 // Codes that a file holds are packed without loss if the weight's format can hold them (see `format_of` in
-// config/weights.py); scales by column are rounded to fp16. Other values are rounded to the nearest, and quantised as quantize.h describes.
+// config/weights.py); scales by column are rounded to fp16. Other values are rounded to the nearest, and quantised as
+// quantize.h describes.
 //
 // Returns -1 if memory is refused, -2 if k values of the type take more than row_stride bytes or part of a block, else
 // the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the format cannot hold.

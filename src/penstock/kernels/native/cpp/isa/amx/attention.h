@@ -22,12 +22,7 @@ constexpr TileShapes attention_shapes(int64_t height) {
   return shapes;
 }
 
-// For 1 to 16 rows. Constants, as kShapes.
-constexpr auto kAttentionShapes = [] {
-  std::array<TileShapes, kTileRows> shapes;
-  for (int64_t i = 0; i < kTileRows; ++i) shapes[i] = attention_shapes(i + 1);
-  return shapes;
-}();
+constexpr auto kAttentionShapes = for_all_heights(attention_shapes);
 
 // Adds the product of tiles 4 and 5.
 template <int kSum>

@@ -292,7 +292,7 @@ inline int64_t rows_together(const TileRows& x, int64_t rows) {
 
 template <class T>
 void multiply_by_tiles(Worker& worker, const LinearOp& op) {
-  const int64_t rows = *op.rows, height = tile_height(rows), padded = divide_up(rows, height) * height;
+  const int64_t rows = *op.rows, height = tile_height(rows), padded = padded_rows(rows);
   // The rows of one head after those of another.
   const TileRows x = prepare_tiles<T>(worker, op, padded * op.heads, height, worker.shared(), [&](int64_t i) {
     const int64_t head = i / padded, row = i % padded;

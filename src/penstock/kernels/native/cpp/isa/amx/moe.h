@@ -5,7 +5,7 @@ namespace {
 
 struct ByTiles {
   static constexpr int64_t kMostRows = kTileRows;
-  static int64_t padded(int64_t rows) { return divide_up(rows, tile_height(rows)) * tile_height(rows); }
+  static int64_t padded(int64_t rows) { return padded_rows(rows); }
 
   template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,

@@ -22,14 +22,20 @@ constexpr TileShapes tile_shapes(int64_t height) {
   return shapes;
 }
 
-// Configurations are constants: GCC 12 treats a load of one as a read of its first 8 bytes.
-constexpr TileShapes kShapes[] = {
-    tile_shapes(1),  tile_shapes(2),  tile_shapes(3),  tile_shapes(4),  tile_shapes(5),  tile_shapes(6),
-    tile_shapes(7),  tile_shapes(8),  tile_shapes(9),  tile_shapes(10), tile_shapes(11), tile_shapes(12),
-    tile_shapes(13), tile_shapes(14), tile_shapes(15), tile_shapes(16)};
+// The shapes that shapes_of(height) gives for 1 to 16 rows. They are to be constants: GCC 12 treats a load of one as a read
+// of its first 8 bytes.
+constexpr std::array<TileShapes, kTileRows> for_all_heights(TileShapes (*shapes_of)(int64_t)) {
+  std::array<TileShapes, kTileRows> shapes;
+  for (int64_t i = 0; i < kTileRows; ++i) shapes[i] = shapes_of(i + 1);
+  return shapes;
+}
+
+constexpr auto kShapes = for_all_heights(tile_shapes);
 
 // The rows of a tile of x: a few rows fill a small one.
 constexpr int64_t tile_height(int64_t rows) { return rows < kTileRows ? rows : kTileRows; }
+// The rows with those that fill the last tile.
+inline int64_t padded_rows(int64_t rows) { return divide_up(rows, tile_height(rows)) * tile_height(rows); }
 
 // Configures the tile registers during its lifetime. Not kept between ops: oneDNN sets other shapes on this thread.
 class TilesInUse {
