@@ -28,8 +28,8 @@ def test_plan_shows_what_the_weights_take(run_command: RunCommand, tmp_path: Pat
         planned(run_command, tmp_path / "plan.json", "--quantization", name) for name in ("int8", "int4")
     )
     # A byte and an fp16 for 32 weights; half a byte, two bytes for 32 weights and two fp16 for 256. Of a dense weight's
-    # two bytes, and four for a row, that is 53% and 29%, but embedding and head stay int8. With AMX, int4 has two fp16 for
-    # 32, and a row four bytes more.
+    # two bytes, and four for a row, that is 53% and 29%, but embedding and head stay int8. With AMX, int4 has two fp16
+    # for 32, and a row four bytes more.
     assert 0.52 * dense < int8 < 0.54 * dense and 0.29 * dense < int4 < 0.78 * int8
     assert settings["quantization"] == {"value": "int4", "from": "command line"}
     assert settings["quantization_group"]["value"] == 32
