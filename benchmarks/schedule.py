@@ -21,6 +21,7 @@ from results import parser, write
 from penstock.messages import (
     Capacity,
     GenerateRequest,
+    Identity,
     KVGroup,
     SamplingParams,
     SequenceResult,
@@ -93,7 +94,7 @@ def scheduler_for(running: int, windows: tuple[int, ...], depth: int) -> Schedul
         max_num_batched_tokens=max(2048, running),
         max_model_len=MAX_MODEL_LEN,
     )
-    return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, "benchmark", vocab_size=1 << 20))
+    return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, Identity("benchmark"), vocab_size=1 << 20))
 
 
 def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int) -> dict[str, float]:

@@ -51,7 +51,7 @@ class PacedExecutor:
     """Gives each sequence the next token of the text, and takes a fixed time for a step."""
 
     def __init__(self, config: Any) -> None:
-        from penstock.messages import Capacity, KVGroup, MemoryRow
+        from penstock.messages import Capacity, Identity, KVGroup, MemoryRow
 
         self._given = json.loads(config.model)
         self._count: dict[int, int] = {}
@@ -59,7 +59,7 @@ class PacedExecutor:
         self._plans: list[Any] = []
         self._next = 0.0
         rows = (MemoryRow("weights", 0, "there are none"),)
-        self.capacity = Capacity(16, (KVGroup(1 << 16),), 1, "simulated", self._given["vocab_size"], rows)
+        self.capacity = Capacity(16, (KVGroup(1 << 16),), 1, Identity("simulated"), self._given["vocab_size"], rows)
 
     def start(self) -> Any:
         return self.capacity

@@ -13,6 +13,7 @@ from penstock.messages import (
     EngineInfo,
     EngineStats,
     GenerateRequest,
+    Identity,
     KVGroup,
     SamplingParams,
     StepPlan,
@@ -68,7 +69,7 @@ def measured(texts: Sequence[Text], cost: Cost, switch: Switch, batch: int) -> t
         num_speculative_tokens=31,
         max_step_drafts=32,
     )
-    capacity = Capacity(16, (KVGroup(4096),), 1, "known", vocab_size=1 << 20)
+    capacity = Capacity(16, (KVGroup(4096),), 1, Identity("known"), vocab_size=1 << 20)
     groups: list[Group] = []
 
     def sets(client: Client, info: EngineInfo) -> Iterator[Sequence[GenerateRequest]]:

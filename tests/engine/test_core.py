@@ -15,6 +15,7 @@ from penstock.messages import (
     EngineError,
     GenerateRequest,
     Grammar,
+    Identity,
     KVGroup,
     StepPlan,
     StepResult,
@@ -105,7 +106,7 @@ class Bench:
     """A core and everything around it."""
 
     def __init__(self, *batches: list[Command | Rejected], depth: int = 1) -> None:
-        capacity = Capacity(4, (KVGroup(257),), depth, "simulated", VOCABULARY)
+        capacity = Capacity(4, (KVGroup(257),), depth, Identity("simulated"), VOCABULARY)
         self.clock = ManualClock()
         self.port = ScriptedChannel(*batches)
         self.scheduler = Scheduler(LIMITS, capacity, incarnation=3)

@@ -11,7 +11,7 @@ import pytest
 from penstock.engine import recovery
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.messages import DeadlineExceeded, EngineError
+from penstock.messages import DeadlineExceeded, EngineError, Identity
 from tests.engine.processes import alive
 from tests.engine.simulated import ENGINE, Scenario, ask, config, expected, start, until
 from tests.schedule.simulated import request
@@ -77,7 +77,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_wakes_it(client: Strea
 
 async def test_other_weights_than_before_end_it(client: StreamingClient) -> None:
     """The tokens of a stream, and the client's tokenizer, are of one version."""
-    client.info = msgspec.structs.replace(client.info, fingerprint="of the weights before")
+    client.info = msgspec.structs.replace(client.info, identity=Identity("of the weights before"))
     await client.sleep()
     with pytest.raises(EngineError, match="other weights or kernels"):
         await client.wake()

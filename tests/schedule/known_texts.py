@@ -8,6 +8,7 @@ from penstock.messages import (
     Capacity,
     EngineStats,
     GenerateRequest,
+    Identity,
     KVGroup,
     SamplingParams,
     SequenceResult,
@@ -89,7 +90,7 @@ def serve(
         num_speculative_tokens=most if speculation != "off" else 0,
         max_step_drafts=32 if speculation != "off" else 0,
     )
-    capacity = Capacity(16, (KVGroup(blocks),), 1, "known", vocab_size=1 << 20)
+    capacity = Capacity(16, (KVGroup(blocks),), 1, Identity("known"), vocab_size=1 << 20)
     scheduler = Scheduler(config, capacity, log=log)
     executor = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts}, forced=forced)
     outputs: list[list[int]] = [[] for _ in texts]

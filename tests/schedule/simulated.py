@@ -7,6 +7,7 @@ from typing import Any
 from penstock.messages import (
     Capacity,
     GenerateRequest,
+    Identity,
     KVGroup,
     SamplingParams,
     StepPlan,
@@ -161,6 +162,6 @@ def simulation(
     counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(windows)
     seen = (each if isinstance(each, Window) else Window(each) for each in windows)
     groups = tuple(map(KVGroup, counts, seen))
-    capacity = Capacity(block_size, groups, depth, "simulated", vocab_size=2**32, late_ids=late_ids)
+    capacity = Capacity(block_size, groups, depth, Identity("simulated"), vocab_size=2**32, late_ids=late_ids)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}
     return Simulation(SchedulerConfig(**limits), capacity, log=log, **(executor or {}))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.messages import Capacity, GenerateRequest, KVGroup, Window
-from penstock.schedule import Scheduler
+from penstock.messages import BlockChanges, BlockKeys, Window
 from tests.schedule.simulated import Simulation, request, simulation
 
 PROMPT = tuple(i % 37 for i in range(1024))
@@ -33,28 +32,32 @@ def test_a_shared_prefix_is_found_for_the_same_salt_only() -> None:
         sim.check_output(name)
 
 
-@pytest.mark.parametrize("fields", [{"model_revision": "x"}, {"cache_salt": "x"}], ids=str)
-def test_what_the_kv_depends_on_separates(fields: dict[str, str]) -> None:
+def test_the_salt_separates() -> None:
     sim = simulation()
     prompt = PROMPT[:17]
     cached(sim, "a", prompt)
-    assert cached(sim, "b", prompt, **fields) == 0
-    assert cached(sim, "c", prompt, **fields) == 16
+    assert cached(sim, "b", prompt, cache_salt="x") == 0
+    assert cached(sim, "c", prompt, cache_salt="x") == 16
 
 
 def test_fields_do_not_run_into_each_other() -> None:
+    assert BlockKeys(4, "xy").root("z") != BlockKeys(4, "x").root("yz")
+
+
+def test_other_weights_and_block_sizes_have_other_keys() -> None:
+    made = [(4, "a", "s"), (4, "a", "t"), (4, "b", "s"), (8, "a", "s")]
+    assert len({BlockKeys(size, weights).root(salt) for size, weights, salt in made}) == 4
+
+
+def test_a_front_computes_the_keys_that_an_engine_stores() -> None:
     sim = simulation()
-    cached(sim, "a", PROMPT[:17], cache_salt="xy", model_revision="z")
-    assert cached(sim, "b", PROMPT[:17], cache_salt="x", model_revision="yz") == 0
-
-
-def test_another_executor_has_other_keys() -> None:
-    """KV dtype, layout and weights come in by the capacity's root."""
-    roots = set()
-    for root in ("bf16", "fp8"):
-        scheduler = Scheduler(simulation().config, Capacity(4, (KVGroup(9),), 1, root))
-        roots.add(scheduler._cache.hasher.root(request("a")))
-    assert len(roots) == 2
+    sim.scheduler.watch_blocks()
+    cached(sim, "a", PROMPT[:17], cache_salt="s")
+    front = BlockKeys(4, "simulated")
+    keys: list[bytes] = []
+    front.extend(keys, front.root("s"), PROMPT, 4)
+    report = sim.scheduler.block_changes()
+    assert report is not None and report.number == 1 and report.stored[:4] == tuple(keys)
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 16, 17])
@@ -207,23 +210,52 @@ class TestWindows:
 def test_hashing_is_done_once_per_block() -> None:
     sim = simulation()
     calls: list[int] = []
-    hasher = sim.scheduler._cache.hasher
-    extend = hasher.extend
+    keys = sim.scheduler._cache.keys
+    extend = keys.extend
 
     def counting(keys: list[bytes], root: bytes, tokens: list[int], count: int) -> None:
         before = len(keys)
         extend(keys, root, tokens, count)
         calls.append(len(keys) - before)
 
-    hasher.extend = counting  # type: ignore[method-assign]
+    keys.extend = counting  # type: ignore[method-assign]
     sim.add(request("a", 16, 16))
     sim.run()
     assert sum(calls) == 7  # of 31 computed tokens
     assert len(calls) == 5  # admission, which knows 4 blocks, their publication, and one for each block decoded
 
 
-def test_equal_requests_have_equal_keys() -> None:
-    hasher = simulation().scheduler._cache.hasher
-    one: GenerateRequest = request("a", cache_salt="s")
-    other = request("b", cache_salt="s", max_tokens=99, tenant="somebody else")
-    assert hasher.root(one) == hasher.root(other)
+def test_reports_say_what_the_cache_holds() -> None:
+    """A mirror that applies every report has the keys of the blocks that can be matched, also after evictions."""
+    sim = simulation(blocks=17)
+    scheduler, mirror, number = sim.scheduler, set[bytes](), 0
+    removed = 0
+    for index in range(40):
+        if index == 10:
+            scheduler.watch_blocks()
+        cached(sim, str(index), tuple((index % 7 * 31 + i) % 37 for i in range(5 + index % 13 * 3)))
+        if (report := scheduler.block_changes()) is not None:
+            assert index >= 10 and report.number == number + 1
+            number, removed = report.number, removed + len(report.removed)
+            mirror = (mirror | set(report.stored)) - set(report.removed)
+        if index >= 10:
+            assert mirror == set(scheduler._cache.pools[0]._index)
+    scheduler.reset_prefix_cache()
+    report = scheduler.block_changes()
+    assert report is not None and set(report.removed) == mirror and not report.stored and removed > 20
+    scheduler.watch_blocks()  # a reader that came later, or missed something
+    assert scheduler.block_changes() == BlockChanges(1)
+
+
+def test_a_group_that_keeps_whole_prefixes_is_reported() -> None:
+    sim = simulation(blocks=(65, 65), windows=(4, 0))
+    sim.scheduler.watch_blocks()
+    cached(sim, "a", PROMPT[:33])
+    report = sim.scheduler.block_changes()
+    assert report is not None and len(report.stored) == 8
+
+
+def test_an_empty_cache_that_nobody_watches_reports_nothing() -> None:
+    sim = simulation()
+    cached(sim, "a", PROMPT[:17])
+    assert sim.scheduler.block_changes() is None

@@ -231,7 +231,7 @@ def text_digest(answers: AnswerSettings) -> str:
 
 def fingerprint_of(info: "EngineInfo", texts: str) -> str:
     """Returns a short name for all that answers depend on besides the request. Equal servers have equal names."""
-    return f"fp_{hashlib.sha256(f'{info.fingerprint} {texts}'.encode()).hexdigest()[:12]}"
+    return f"fp_{hashlib.sha256(f'{info.identity.fingerprint} {texts}'.encode()).hexdigest()[:12]}"
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

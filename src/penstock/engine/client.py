@@ -277,7 +277,7 @@ class StreamingClient:
                 log.error("the engine did not start again: %s", reason)
                 delay = self._recovery.delay()
             else:
-                if info.fingerprint != self.info.fingerprint:
+                if info.identity != self.info.identity:
                     streams.end(_OTHER_WEIGHTS)
                     return False
                 self.info = info

@@ -1,7 +1,6 @@
 """An engine's main function: load, announce that it is ready, step, announce why it ends."""
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -129,6 +128,6 @@ def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[i
         pid=os.getpid(),
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
-        fingerprint=hashlib.sha256(capacity.cache_root.encode()).hexdigest(),
+        identity=capacity.identity,
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

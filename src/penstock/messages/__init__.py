@@ -1,9 +1,11 @@
 """Frozen structs that packages and processes exchange, and the protocols of engine client and executor. No behaviour
-but packing, and what a window sees."""
+but packing, what a window sees, and the keys of blocks."""
 
+from penstock.messages.block_keys import BlockKeys
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
+    BlockChanges,
     EngineInfo,
     EngineStats,
     RequestTiming,
@@ -15,6 +17,7 @@ from penstock.messages.plan import (
     BlockCopy,
     Capacity,
     FinishReason,
+    Identity,
     KVGroup,
     MemoryRow,
     NewSequence,
@@ -42,7 +45,9 @@ __all__ = [
     "GRAMMAR_TOO_COMPLEX",
     "LATER_PRIORITY",
     "OUT_OF_MEMORY",
+    "BlockChanges",
     "BlockCopy",
+    "BlockKeys",
     "Capacity",
     "Clock",
     "DeadlineExceeded",
@@ -55,6 +60,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Grammar",
+    "Identity",
     "InvalidParameter",
     "KVGroup",
     "MemoryRow",

@@ -4,7 +4,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from penstock.messages.plan import FinishReason, MemoryRow
+from penstock.messages.plan import FinishReason, Identity, MemoryRow
 
 
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,6 +38,18 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     timing: RequestTiming | None = None
     incarnation: int = 0  # of the engine; a delta of an earlier one is refused
     pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
+
+
+class BlockChanges(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Keys of blocks (see `BlockKeys`) that an engine's prefix cache has come to hold, or holds no longer.
+
+    Report 1 begins anew: it has all blocks that are cached. A reader that misses a number asks for that again. Where
+    layers see a window only, an engine may lack some of what they need of a block, so a hit is not certain.
+    """
+
+    number: int
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
 
 
 # So begin errors of a request that have a status of their own.
@@ -113,5 +125,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
-    fingerprint: str = ""  # of the weights as they were loaded, and of what may change a bit of the results
+    identity: Identity = Identity()
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does

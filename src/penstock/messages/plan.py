@@ -5,6 +5,7 @@ work: compute `count` tokens of a sequence. Prefill, a chunk of it, decode, the 
 verification of drafts are all that.
 """
 
+from hashlib import sha256
 from typing import Literal
 
 import msgspec
@@ -108,13 +109,25 @@ class MemoryRow(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
 
 
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What keys, values and tokens depend on besides the request. Engines with equal ones compute the same bits."""
+
+    weights: str = ""  # digest of all bytes of the weights, and of what the model computes with them
+    numerics: str = ""  # everything else: how weights and pages are stored, instruction set, versions, ranks
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of both, as hexadecimal digits."""
+        return sha256(f"{self.weights} {self.numerics}".encode()).hexdigest()
+
+
 class Capacity(msgspec.Struct, frozen=True, array_like=True):
     """How much an executor can hold, as measured. The scheduler keeps to it; the configuration stays as it is."""
 
     block_size: int
     groups: tuple[KVGroup, ...]
     depth: int = 1  # plans that may be outstanding
-    cache_root: str = ""  # typed root of prefix keys: weights revision, KV dtype and layout, numerics fingerprint
+    identity: Identity = Identity()
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
     late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample

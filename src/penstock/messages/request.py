@@ -89,7 +89,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
     priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
-    model_revision: str = ""
     arrival: float = 0.0  # seconds on the machine's monotonic clock; 0: when the engine receives the request
     deadline: float | None = None  # of the last token, on the same clock
     first_token_deadline: float | None = None  # same clock

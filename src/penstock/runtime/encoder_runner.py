@@ -15,6 +15,7 @@ from penstock.families import ModelSpec
 from penstock.messages import (
     Capacity,
     Grammar,
+    Identity,
     KVGroup,
     MemoryRow,
     NewSequence,
@@ -40,7 +41,7 @@ class EncoderRunner:
         spec: ModelSpec,
         memory: Sequence[MemoryRow],
         *,
-        cache_root: str = "",
+        identity: Identity,
         forward: Callable[[Texts], Tensor] | None = None,
     ) -> None:
         """`forward` computes what the model's does."""
@@ -54,7 +55,7 @@ class EncoderRunner:
         self.capacity = Capacity(
             config.block_size,
             (KVGroup(blocks),),
-            cache_root=cache_root,
+            identity=identity,
             vocab_size=spec.vocabulary,
             memory=rows,
             pools=True,

@@ -18,7 +18,7 @@ from penstock.families import ModelSpec
 from penstock.kernels import Kernels
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
-from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
+from penstock.messages import Grammar, Identity, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
 from penstock.models.make import make_decoder
 from penstock.runtime.assembly import (
     captured_sizes,
@@ -63,7 +63,7 @@ class ModelRunner:
         pages: KVPages,
         device: Device,
         *,
-        cache_root: str = "",
+        identity: Identity = Identity(),
         memory: tuple[MemoryRow, ...] = (),
         step_kernels: StepKernels | None = None,
         mesh: Mesh | None = None,
@@ -102,7 +102,7 @@ class ModelRunner:
         fixed = kernels.session is not None or (config.deterministic and not device.shared)
         exact = fixed and spec.transformers is None
         self.capacity = measured_capacity(
-            spec, config, self.model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
+            spec, config, self.model, pages, identity=identity, memory=memory, exact_drafts=exact
         )
 
     def _make_eager_step(

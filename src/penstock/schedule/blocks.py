@@ -30,6 +30,7 @@ class BlockPool:
         # A fenced block's own fence is in `_fences`; an entry of the queue that disagrees is of an earlier life.
         self._fences = [0] * num_blocks
         self._fence_queue: deque[tuple[int, int]] = deque()
+        self._changed: dict[bytes, bool] | None = None  # since the last `changes`: keys, and whether they are published
 
     @property
     def available(self) -> int:
@@ -97,6 +98,8 @@ class BlockPool:
         if self._keys[block] is None and key not in self._index:
             self._keys[block] = key
             self._index[key] = block
+            if self._changed is not None:
+                self._changed[key] = True
 
     def evict(self) -> int:
         """Forget the content of the cached block freed longest ago, and take the block."""
@@ -112,6 +115,19 @@ class BlockPool:
         self._free.extend(self._evictable)
         self._evictable.clear()
         self.reusable = 0
+
+    def watch(self) -> None:
+        """Let `changes` begin with all keys that are published now."""
+        self._changed = dict.fromkeys(self._index, True)
+
+    def changes(self) -> dict[bytes, bool]:
+        """The keys published or unpublished since the last call, and whether they are published. Nothing without
+        `watch`."""
+        changed = self._changed
+        if not changed:
+            return {}
+        self._changed = {}
+        return changed
 
     def check(self, tables: Counter[int], written: Counter[int]) -> None:
         """Prove the books. `tables`: references that exist; `written`: sequences about to write into a block."""
@@ -145,3 +161,5 @@ class BlockPool:
         if key is not None:
             del self._index[key]
             self._keys[block] = None
+            if self._changed is not None:
+                self._changed[key] = False

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.messages import BlockCopy, Capacity, Window
+from penstock.messages import BlockChanges, BlockCopy, BlockKeys, Capacity, Window
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.prefix import PrefixHasher
 from penstock.schedule.sequence import Phase, Sequence
 
 
@@ -32,9 +31,12 @@ class KVCache:
         self._limited = [(g, window) for g, window in enumerate(self.windows) if window]
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
         self.blocks_total = tuple(pool.total for pool in self.pools)
-        self.hasher = PrefixHasher(capacity.block_size, capacity.cache_root)
+        self.keys = BlockKeys(capacity.block_size, capacity.identity.weights)
         self._shares = capacity.shares
         self._caching = enable_prefix_caching and capacity.shares
+        whole = (pool for pool, window in zip(self.pools, self.windows, strict=True) if not window)
+        self._watched = next(whole, self.pools[0])
+        self._reports = -1  # since `watch`; -1: nobody watches
         self._fence = 0  # the newest outstanding plan, 0 when there is none
 
     # -- plans go out and come back ---------------------------------------------------------------------------
@@ -111,7 +113,7 @@ class KVCache:
         first = sequence.next_fill // size - 1
         full = sequence.computed // size
         if self._caching:
-            self.hasher.extend(sequence.keys, sequence.request.root, sequence.tokens, full)
+            self.keys.extend(sequence.keys, sequence.request.root, sequence.tokens, full)
             for pool, table in zip(self.pools, sequence.tables, strict=True):
                 for index in range(first, full):
                     pool.publish(table[index], sequence.keys[index])
@@ -135,6 +137,22 @@ class KVCache:
         """Empty the prefix cache."""
         for pool in self.pools:
             pool.forget()
+
+    # -- what others know of it -----------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Report changes from now on, beginning with all that is cached."""
+        self._watched.watch()
+        self._reports = 0
+
+    def changes(self) -> BlockChanges | None:
+        """The blocks stored and removed since the last report; None if there are none, or without `watch`."""
+        changed = self._watched.changes()
+        if not changed and self._reports != 0:
+            return None
+        self._reports += 1
+        stored = tuple(key for key, published in changed.items() if published)
+        return BlockChanges(self._reports, stored, tuple(key for key, published in changed.items() if not published))
 
     # -- sizes ------------------------------------------------------------------------------------------------
 
@@ -183,7 +201,7 @@ class KVCache:
     def _published(self, sequence: Sequence, copying: bool) -> Hit:
         size = self.block_size
         known = len(sequence.tokens)
-        self.hasher.extend(sequence.keys, sequence.request.root, sequence.tokens, known // size)
+        self.keys.extend(sequence.keys, sequence.request.root, sequence.tokens, known // size)
         keys = sequence.keys
         count = known // size if copying else (known - 1) // size
         # Each group shortens the match to what it can serve; done when a round changes nothing.

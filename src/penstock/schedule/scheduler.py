@@ -62,6 +62,7 @@ class Scheduler:
         self._incarnation = incarnation
         self._pools = capacity.pools
         self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
+        self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
@@ -85,7 +86,7 @@ class Scheduler:
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
         check_request(request, self._config, self._vocab_size, pools=self._pools)
-        state = Request(request, request.arrival or now, self._cache.hasher.root(request))
+        state = Request(request, request.arrival or now, self._cache.keys.root(request.cache_salt))
         place = due_order(request, state.arrival)
         for i in range(request.n):
             number = self._next_sequence + i

@@ -23,6 +23,7 @@ from penstock.engine.ranks.workers import tokens_only
 from penstock.messages import (
     BlockCopy,
     Capacity,
+    Identity,
     KVGroup,
     NewSequence,
     SamplingParams,
@@ -61,7 +62,7 @@ def test_orders_arrive_as_sent(order: Order) -> None:
     "report",
     [
         Hello(9, 2**40, 99),
-        Loaded(Capacity(16, (KVGroup(9, Window(4, chunked=True)),), 2, "root", 50, late_ids=False)),
+        Loaded(Capacity(16, (KVGroup(9, Window(4, chunked=True)),), 2, Identity("root"), 50, late_ids=False)),
         Done(RESULT),
         Beat(1, 7, "plan 8", "runtime.mesh:5 in sum", True),
         RankFailed("plan 8", "because", False, True),

@@ -17,7 +17,7 @@ from penstock.engine.ranks.sizes import RankSizes
 from penstock.engine.ranks.supervision import SILENCE_SHARE, STEP_SHARE
 from penstock.engine.ranks.worker import BEAT_SECONDS
 from penstock.engine.ranks.workers import WorkersExecutor, combine
-from penstock.messages import Capacity, EngineError, KVGroup, MemoryRow
+from penstock.messages import Capacity, EngineError, Identity, KVGroup, MemoryRow
 from tests.engine.processes import alive, children, descriptors
 from tests.engine.simulated import Scenario, ask, config, expected, simulated_ranks, simulated_sizes, start, until
 from tests.schedule.simulated import request
@@ -269,11 +269,11 @@ def capacity(**changes: object) -> Capacity:
 
 
 def test_stages_take_as_many_plans_and_no_late_ids() -> None:
-    one = combine([capacity(cache_root="a"), capacity(cache_root="b")], 1)
+    one = combine([capacity(identity=Identity("w", "a")), capacity(identity=Identity("", "b"))], 1)
     assert (one.depth, one.late_ids, one.memory[0].bytes) == (1, True, 14)
-    two = combine([capacity(cache_root="a"), capacity(cache_root="c")], 2)
+    two = combine([capacity(identity=Identity("w", "a")), capacity(identity=Identity("", "c"))], 2)
     assert (two.depth, two.late_ids) == (2, False)
-    assert one.cache_root != two.cache_root
+    assert one.identity.weights == two.identity.weights == "w" and one.identity.numerics != two.identity.numerics
 
 
 def test_ranks_that_do_not_agree_are_refused() -> None:

@@ -150,7 +150,7 @@ async def test_parameters_reach_the_engine(site: Site) -> None:
     assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, {3: -100, 4: 5.5})
     assert (sampling.seed, sampling.min_tokens, sampling.stops()) == (2**64 - 1, 2, {7})
     assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 2)
-    assert (request.cache_salt, request.priority, request.n, request.model_revision) == ("salt", -3, 2, "r1")
+    assert (request.cache_salt, request.priority, request.n) == ("salt", -3, 2)
 
 
 async def test_defaults_of_the_model_and_of_the_server(make_site: Callable[..., Site]) -> None:

@@ -47,19 +47,20 @@ def test_a_context_of_a_block_or_less_is_loaded(tiny_checkpoint: Checkpoint, len
     runner.close()
 
 
-def test_cache_root_tells_weights_types_and_layouts_apart(tiny_checkpoint: Checkpoint) -> None:
+def test_the_identity_tells_weights_types_and_layouts_apart(tiny_checkpoint: Checkpoint) -> None:
     base = config(tiny_checkpoint("qwen3"))
     variants = [
         base,
         replace(base, dtype="float32"),
         replace(base, block_size=8),
-        replace(base, revision="other"),
         replace(base, model=str(tiny_checkpoint("qwen3", seed=1))),
     ]
-    roots = [load_runner(variant, progress=False).capacity.cache_root for variant in variants]
-    assert len(set(roots)) == len(roots)
-    assert roots[0] == load_runner(base, progress=False).capacity.cache_root
-    assert set(json.loads(roots[0])) == {"weights", "kv", "numerics"}
+    found = [load_runner(variant, progress=False).capacity.identity for variant in variants]
+    assert len(set(found)) == len(found)
+    assert found[0] == load_runner(base, progress=False).capacity.identity
+    assert set(json.loads(found[0].numerics)) == {"weights", "kv", "machine"}
+    # The same model however it is stored, and another one.
+    assert [each.weights == found[0].weights for each in found] == [True, True, True, False]
 
 
 def test_threads_are_those_asked_for(tiny_checkpoint: Checkpoint) -> None:

@@ -11,15 +11,16 @@ from msgspec.structs import replace
 
 from penstock.config import ConfigError, DoesNotFit, EngineConfig, Place
 from penstock.config.memory import gpu_budget
-from penstock.kernels import Needs, Platform, select_kernels, select_packing
+from penstock.kernels import Needs, Platform, select_kernels
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
 from penstock.runtime.loading import gpu as load_device
-from penstock.runtime.loading.cache_root import cache_root, numerics
 from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.loading.device_memory import CudaMemory, MemoryUsage
 from penstock.runtime.loading.gpu import load_gpu_runner
+from penstock.runtime.loading.identity import identify, machine
 from penstock.runtime.loading.load import load_runner
 from penstock.runtime.loading.warmup import blocks_for_warm_up, warm_up_all_sizes
+from penstock.weights.digest import WeightsDigest
 from tests.runtime.mirror_device import PLAIN, load_mirror
 
 Checkpoint = Callable[..., Path]
@@ -199,33 +200,31 @@ def test_a_rehearsal_keeps_within_narrow_limits(tiny_checkpoint: Checkpoint, cha
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int4"])
-def test_the_root_of_cached_keys_tells_weights_on_a_device_apart(
+def test_the_identity_tells_weights_on_a_device_apart(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     gpu = Platform("cuda", "9.0")
-    roots = []
+    found = []
     for seed, deterministic in ((0, False), (0, False), (1, False), (0, True)):
         folder = tiny_checkpoint("llama3", seed=seed)
         settings = config(folder, quantization=quantization, deterministic=deterministic)
         spec = load_device.load_spec(folder)
         needs = Needs(torch.float32, 16, (16,), deterministic)
-        packing = select_packing(gpu, needs, quantization, 32, HERE)
-        parameters = load_device.load_parameters(folder, spec, torch.float32, packing=packing, device=HERE)
-        roots.append(cache_root(spec, parameters, settings, gpu, select_kernels(gpu, needs)))
-    assert roots[0] == roots[1] and len(set(roots)) == 3
-    assert "NVIDIA H200" in json.loads(roots[0])["numerics"]
+        found.append(identify(spec, WeightsDigest(folder), settings, gpu, select_kernels(gpu, needs)))
+    assert found[0] == found[1] and len(set(found)) == 3
+    assert "NVIDIA H200" in json.loads(found[0].numerics)["machine"]
 
 
 def test_threads_change_no_bit_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     kernels = select_kernels(PLAIN, Needs(torch.float32))
     gpu = Platform("cuda", "9.0")
-    before, host = numerics(gpu, kernels), numerics(PLAIN, kernels)
+    before, host = machine(gpu, kernels), machine(PLAIN, kernels)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        assert numerics(gpu, kernels) == before and numerics(PLAIN, kernels) != host
+        assert machine(gpu, kernels) == before and machine(PLAIN, kernels) != host
     finally:
         torch.set_num_threads(threads)
 

@@ -54,7 +54,7 @@ def test_a_runner_upon_it_is_the_one_without(tiny_checkpoint: Checkpoint, quanti
     laid = Preload(settings)
     upon, without = load_runner(settings, laid, progress=False), load_runner(settings, progress=False)
     assert upon.capacity.groups == without.capacity.groups
-    assert upon.capacity.cache_root == without.capacity.cache_root
+    assert upon.capacity.identity == without.capacity.identity
     assert step(upon).results == step(without).results
 
 

@@ -1,6 +1,5 @@
 """Quantised runners from a dense checkpoint: memory as planned, requests served, and a cache root of their own."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -84,10 +83,9 @@ def test_requests_are_served(quantization: str, tiny_checkpoint: Checkpoint) -> 
 def test_the_cache_tells_quantised_weights_apart(tiny_checkpoint: Checkpoint) -> None:
     folder = tiny_checkpoint("qwen3")
     configs = [config(folder, quantization=q, quantization_group=g) for q, g in FORMS]
-    roots = [json.loads(load_runner(each, progress=False).capacity.cache_root) for each in configs]
-    weights = {json.dumps(root["weights"]) for root in roots}
-    assert len(weights) == len(FORMS)
-    assert len({root["weights"][-1] for root in roots}) == len(FORMS)
+    found = [load_runner(each, progress=False).capacity.identity for each in configs]
+    assert len({each.weights for each in found}) == 1
+    assert len({each.numerics for each in found}) == len(FORMS)
 
 
 def test_the_log_names_the_form(tiny_checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:

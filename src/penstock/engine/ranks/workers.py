@@ -14,7 +14,7 @@ from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes, size_model
 from penstock.engine.ranks.supervision import Rank, Supervision
 from penstock.engine.ranks.wire import Beat, Done, Execute, Hello, Loaded, Prepare, RankFailed, Report, Start, encode
-from penstock.messages import Capacity, EngineError, Grammar, MemoryRow, SequenceResult, StepPlan, StepResult
+from penstock.messages import Capacity, EngineError, Grammar, Identity, MemoryRow, SequenceResult, StepPlan, StepResult
 
 TICK_SECONDS = 0.1  # between looks at the ranks while there is no news
 
@@ -207,6 +207,9 @@ def combine(capacities: Sequence[Capacity], stages: int) -> Capacity:
         depth=max(stages, capacities[0].depth),
         late_ids=stages == 1,
         exact_drafts=all(capacity.exact_drafts for capacity in capacities),
-        cache_root=json.dumps([capacity.cache_root for capacity in capacities]),
+        identity=Identity(
+            capacities[0].identity.weights,  # the first rank alone has read all weights
+            json.dumps([capacity.identity.numerics for capacity in capacities]),
+        ),
         memory=tuple(MemoryRow(name, size, f"of {len(capacities)} ranks") for name, size in rows.items()),
     )

@@ -116,7 +116,6 @@ async def vectors(
                 arrival=time.monotonic(),
                 deadline=deadline,
                 first_token_deadline=first_token_deadline,
-                model_revision=context.model.client.info.revision,
             )
             found[i] = await _vector(context, request, operation)
 

@@ -143,7 +143,6 @@ def make_parts(
             arrival=time.monotonic(),
             deadline=deadline,
             first_token_deadline=first_token_deadline,
-            model_revision=context.model.client.info.revision,
             prediction_ids=prediction_ids,
         )
         parts.append(

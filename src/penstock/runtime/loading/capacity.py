@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
-from penstock.messages import Capacity, KVGroup, MemoryRow
+from penstock.messages import Capacity, Identity, KVGroup, MemoryRow
 from penstock.models import LanguageModel
 from penstock.runtime.pages import KVPages
 
@@ -15,7 +15,7 @@ def measured_capacity(
     model: LanguageModel,
     pages: KVPages,
     *,
-    cache_root: str,
+    identity: Identity,
     memory: Sequence[MemoryRow],
     exact_drafts: bool,
 ) -> Capacity:
@@ -27,7 +27,7 @@ def measured_capacity(
         config.block_size,
         groups,
         config.depth,
-        cache_root,
+        identity,
         spec.vocabulary,
         rows,
         pools=spec.pooling is not None,

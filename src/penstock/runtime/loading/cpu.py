@@ -13,7 +13,7 @@ from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kern
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.device import HostDevice
 from penstock.runtime.loading.allocator import keep_freed_memory
-from penstock.runtime.loading.cache_root import cache_root
+from penstock.runtime.loading.identity import identify
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.loading.transformers_probe import check_transformers
@@ -21,6 +21,7 @@ from penstock.runtime.loading.warmup import check_finite
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
+from penstock.weights.digest import WeightsDigest
 from penstock.weights.load import load_parameters
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def load_cpu_runner(
     needs = Needs(dtype, config.block_size, spec.head_dims, plain_scores=spec.plain_scores)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group) if spec.packed else None
+    digest = WeightsDigest(folder) if place.rank == 0 else None
     reading = None if preload is None else preload.matrices
     parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
     if place.rank == 0:
@@ -73,10 +75,10 @@ def load_cpu_runner(
     kernels = select_kernels(platform, needs)
     if kernels.session:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
-    root = cache_root(spec, parameters, config, platform, kernels)
+    identity = identify(whole, digest, config, platform, kernels)
     pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype), rows=config.max_num_seqs)
     runner = ModelRunner(
-        spec, parameters, kernels, config, pages, HostDevice(), cache_root=root, memory=memory, mesh=mesh
+        spec, parameters, kernels, config, pages, HostDevice(), identity=identity, memory=memory, mesh=mesh
     )
     seconds = _timed_first_step(runner, spec, config)
     _log_states(spec, config, pages)

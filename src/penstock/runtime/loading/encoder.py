@@ -1,6 +1,5 @@
 """Loads an encoder: reads the weights and packs its matrices."""
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ from penstock.messages import MemoryRow, NewSequence, PoolingParams, SamplingPar
 from penstock.models.encoder import Encoder
 from penstock.runtime.encoder_runner import EncoderRunner
 from penstock.runtime.loading.allocator import keep_freed_memory
-from penstock.runtime.loading.cache_root import weights_digest
+from penstock.runtime.loading.identity import identify
 from penstock.runtime.programs.recorded_encoder import RecordedEncoder
+from penstock.weights.digest import WeightsDigest
 from penstock.weights.load import load_parameters
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ def load_encoder(
     torch.set_num_threads(threads)
     keep_freed_memory()
     dtype = getattr(torch, config.dtype)
+    digest = WeightsDigest(Path(config.model))
     parameters = load_parameters(Path(config.model), spec, dtype, progress=progress)
-    root = json.dumps([torch.__version__, stored_as(config), weights_digest(spec, parameters)])
     head_dims = tuple(layer.attention.head_dim for layer in spec.layers)  # type: ignore[attr-defined]
     platform = detect_platform()
     kernels = select_kernels(platform, Needs(dtype, head_dims=head_dims))
@@ -53,7 +53,8 @@ def load_encoder(
         if model.recordable:
             recorded = RecordedEncoder(model, kernels.session, spec.hidden_size, dtype, config.max_model_len)
             forward = recorded.forward
-    runner = EncoderRunner(model, config, spec, memory, cache_root=root, forward=forward)
+    identity = identify(spec, digest, config, platform, kernels)
+    runner = EncoderRunner(model, config, spec, memory, identity=identity, forward=forward)
     began = time.perf_counter()
     _first_step(runner)
     logger.info(

@@ -35,8 +35,8 @@ from penstock.kernels import (
 from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import MemoryRow
 from penstock.runtime.device import CudaDevice, Device
-from penstock.runtime.loading.cache_root import cache_root
 from penstock.runtime.loading.device_memory import CudaMemory, DeviceMemory
+from penstock.runtime.loading.identity import identify
 from penstock.runtime.loading.warmup import blocks_for_warm_up, warm_up_all_sizes, warm_up_one_sequence
 from penstock.runtime.mesh.device_links import ExchangeLimits
 from penstock.runtime.mesh.mesh import Mesh
@@ -44,6 +44,7 @@ from penstock.runtime.pages import KVPages
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import StepKernels
+from penstock.weights.digest import WeightsDigest
 from penstock.weights.load import load_parameters
 
 WHOLE_MODEL = Place()
@@ -131,6 +132,7 @@ def _load(
     # Memory of other processes. This process's CUDA context may exist already; `size_memory` counts it as well.
     taken = max(before.total - before.free - before.reserved - CONTEXT_BYTES, 0)
     expected = size_memory(facts, config, max(budget - taken, 0))
+    digest = WeightsDigest(Path(config.model)) if place.rank == 0 else None
     with _advise_when_full(memory, "while weights were read", _smaller_weights(config)):
         parameters = load_parameters(
             Path(config.model), spec, dtype, whole=whole, packing=packing, device=where, progress=progress
@@ -150,12 +152,12 @@ def _load(
         measured = _measure(config, facts, lambda blocks: make(dict(parameters), blocks), memory, trial_tokens, weights)
     kv_tokens = _minimum(mesh, "tokens of KV cache", size_memory(facts, config, budget, measured).kv_tokens)
     plan = plan_tokens(facts, config, budget, kv_tokens, measured)
-    root = cache_root(spec, parameters, config, platform, kernels)
+    identity = identify(whole, digest, config, platform, kernels)
     with (
         _advise_when_full(memory, "while graphs were captured", _smaller_budget(config)),
         _log_seconds("KV cache allocated and graphs captured"),
     ):
-        runner = make(parameters, plan.num_blocks, cache_root=root, memory=plan.rows)
+        runner = make(parameters, plan.num_blocks, identity=identity, memory=plan.rows)
         reserved = memory.usage().reserved
         runner.capture(progress)
         warm_up_one_sequence(runner, config)
