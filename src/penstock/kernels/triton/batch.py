@@ -8,9 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels import batch_arrays
 from penstock.kernels.batch_arrays import BatchRows, StepArrays
 
 TOKENS = 256  # tokens that a program handles at once
+
+# Lines of `StepArrays.units`, as a kernel may read them.
+_FIRST, _LENGTH, _CONTEXT = map(tl.constexpr, (batch_arrays.FIRST, batch_arrays.LENGTH, batch_arrays.CONTEXT))
+_BATCH_ROW, _LOGITS, _DRAFTS = map(tl.constexpr, (batch_arrays.BATCH_ROW, batch_arrays.LOGITS, batch_arrays.DRAFTS))
 
 
 def fill(state: BatchRows, step: StepArrays, count: int, block_size: int) -> None:
@@ -65,7 +70,7 @@ def _fill(
     ids,
     computed,
     tables,
-    sequences,
+    units,
     token_ids,
     positions,
     blocks_out,
@@ -81,13 +86,13 @@ def _fill(
     """Each program fills one sequence in one KV group. That of group 0 also writes what all groups share."""
     sequence = tl.program_id(0)
     group = tl.program_id(1).to(tl.int64)
-    first = tl.load(sequences + sequence)
-    count = tl.load(sequences + capacity + sequence)
-    row = tl.load(sequences + 3 * capacity + sequence).to(tl.int64)
+    first = tl.load(units + _FIRST * capacity + sequence)
+    count = tl.load(units + _LENGTH * capacity + sequence)
+    row = tl.load(units + _BATCH_ROW * capacity + sequence).to(tl.int64)
     real = row >= 0
     before = tl.load(computed + row, mask=real, other=0)
     if group == 0:
-        tl.store(sequences + 2 * capacity + sequence, tl.where(real, before + count, 0))
+        tl.store(units + _CONTEXT * capacity + sequence, tl.where(real, before + count, 0))
     table = tables + (group * rows + row) * blocks
     for start in range(0, count, TOKENS):
         nth = start + tl.arange(0, TOKENS)
@@ -106,11 +111,11 @@ def _fill(
 def _advance(ids, computed, units, sampled, outputs, accepted, capacity, tokens):
     """Each program updates one sequence."""
     sequence = tl.program_id(0)
-    row = tl.load(units + 3 * capacity + sequence).to(tl.int64)
+    row = tl.load(units + _BATCH_ROW * capacity + sequence).to(tl.int64)
     if row >= 0:
-        drafts = tl.load(units + 6 * capacity + sequence)
-        known = tl.load(units + 2 * capacity + sequence) - drafts
-        index = tl.load(units + 5 * capacity + sequence)
+        drafts = tl.load(units + _DRAFTS * capacity + sequence)
+        known = tl.load(units + _CONTEXT * capacity + sequence) - drafts
+        index = tl.load(units + _LOGITS * capacity + sequence)
         appended = 0
         if index >= 0:
             matches = True
