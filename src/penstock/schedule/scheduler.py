@@ -38,7 +38,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import due_order
+from penstock.schedule.policy import DueOrder, Policy
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 from penstock.schedule.step_model import StepModel, StepSize
@@ -54,7 +54,9 @@ class Scheduler:
         *,
         log: EventLog | None = None,
         incarnation: int = 0,
+        policy: Policy | None = None,
     ) -> None:
+        """Without a `policy`, the order is DueOrder. The log does not name another one."""
         self._config = config
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
@@ -62,7 +64,8 @@ class Scheduler:
         self._incarnation = incarnation
         self._pools = capacity.pools
         self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
-        self._live = LiveRequests()
+        self._policy = policy or DueOrder()
+        self._live = LiveRequests(self._policy)
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
         self._learns = config.target_step_time > 0  # or a request has had a deadline
@@ -86,11 +89,10 @@ class Scheduler:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
         check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
-        place = due_order(request, state.arrival)
         for i in range(request.n):
             number = self._next_sequence + i
             choice = request.first_choice + i
-            state.choices[choice] = Sequence(number, state, choice, (*place, number), self._config.max_model_len)
+            state.choices[choice] = Sequence(number, state, choice, self._config.max_model_len)
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
@@ -187,6 +189,8 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
+        if self._policy.charge(step):
+            self._live.waiting.reorder()
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
