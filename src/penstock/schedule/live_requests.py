@@ -3,6 +3,7 @@
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import WaitingQueue, after, dequeue, enqueue
 from penstock.schedule.sequence import Phase, Request, Sequence
+from penstock.schedule.step import Outstanding
 
 
 class LiveRequests:
@@ -42,6 +43,11 @@ class LiveRequests:
         dequeue(self.running, victim)
         victim.phase = Phase.WAITING
         self.waiting.push(victim)
+
+    def charge(self, step: Outstanding) -> None:
+        """Charge the policy for a step whose result has come. The order of what waits may change."""
+        if self._policy.charge(step):
+            self.waiting.reorder()
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from its queue, and its request with the last choice."""

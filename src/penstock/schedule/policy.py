@@ -3,11 +3,12 @@
 A policy may change its order between steps in any way, for instance by the tokens that each tenant has had. Two rules
 hold for any policy:
 
-- The order of a sequence is final once it has started, or has preempted another one, also while it waits again.
+- The place of a sequence is final once it has started or has preempted another one, also while it waits again.
 - A sequence is preempted only for one before it.
 
-So two sequences cannot preempt each other in turn, and the first in the order is never preempted. The first running
-sequence goes on until it ends or one before it starts. Each starts for the first time only once, so all end.
+So two sequences cannot preempt each other in turn, and the first in the order is never preempted. All end, because the
+first running sequence goes on until it ends or one before it starts. Among final places that happens a limited number
+of times, and each sequence gets its final place only once.
 """
 
 from typing import Protocol

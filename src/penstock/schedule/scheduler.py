@@ -56,7 +56,7 @@ class Scheduler:
         incarnation: int = 0,
         policy: Policy | None = None,
     ) -> None:
-        """Without a `policy`, the order is DueOrder. The log does not name another one."""
+        """Without `policy`, the order is DueOrder. The log names no other, so a replay has it too."""
         self._config = config
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
@@ -64,8 +64,7 @@ class Scheduler:
         self._incarnation = incarnation
         self._pools = capacity.pools
         self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
-        self._policy = policy or DueOrder()
-        self._live = LiveRequests(self._policy)
+        self._live = LiveRequests(policy or DueOrder())
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
         self._learns = config.target_step_time > 0  # or a request has had a deadline
@@ -127,13 +126,12 @@ class Scheduler:
         step starts. Return their ids, and the seconds that they lack."""
         if not self._learns or not self._live.waiting:
             return []
-        late = []
-        for state, seconds in late_requests(self._live, self._cache, self._config, self._model, now):
-            late.append((state.message.request_id, seconds))
+        late = late_requests(self._live, self._cache, self._config, self._model, now)
+        for state, _ in late:
             self._end_request(state, "error", "", now)
         if late:
             self._record(Dropped(now))
-        return late
+        return [(state.message.request_id, seconds) for state, seconds in late]
 
     def reset_prefix_cache(self) -> None:
         """Forget what is cached; running sequences keep their blocks."""
@@ -189,8 +187,7 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
-        if self._policy.charge(step):
-            self._live.waiting.reorder()
+        self._live.charge(step)
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
