@@ -1,6 +1,6 @@
 # make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
-# make test-all the same with the tests that are slow and rarely fail
+# make test-all the same with the tests that are slow and rarely fail, and with new random examples
 # make chaos   what could stop a server, done to one; about an hour   ARGS="--only 6,18" picks experiments
 # make install the set-up alone: .venv with Penstock in it
 # make dist    a wheel and a source distribution in dist/
@@ -23,7 +23,7 @@ test: install-dev
 	@$(TESTS) pytest -n 3 --dist worksteal $(ARGS)
 
 test-all: install-dev
-	@$(TESTS) pytest -n 3 --dist worksteal -m "" $(ARGS)
+	@$(TESTS) pytest -n 3 --dist worksteal -m "" --hypothesis-profile new $(ARGS)
 
 # Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
 chaos: install-dev

@@ -14,10 +14,11 @@ from tests.checkpoints import write_tiny_checkpoint
 if not torch.cuda.is_available():  # Triton's kernels are interpreted then: it asks when it is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# The same examples in each run, however busy the machine is. `--hypothesis-profile default` draws others.
-settings.register_profile(
-    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# The same examples in each run, however busy the machine is. `--hypothesis-profile new`, as in `make test-all`, draws
+# others each time, and prints how to draw those again that fail.
+SAME = settings(derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", SAME)
+settings.register_profile("new", SAME, derandomize=False, print_blob=True)
 settings.load_profile("same")
 
 PROCESSORS = os.sched_getaffinity(0)

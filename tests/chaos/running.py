@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def run_tests(names: Sequence[str], variables: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Runs tests, rare ones too, and returns how many passed, and the largest of each figure that they recorded
-    (`record_property`). A name is a file, or the beginning of a test's."""
+    """Runs tests, rare ones too, with new random examples. Returns how many passed, and the largest of each figure that
+    they recorded (`record_property`). A name is a file, or the beginning of a test's."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.xml"
     files = sorted({name.partition("::")[0] for name in names})
@@ -27,8 +27,9 @@ async def run_tests(names: Sequence[str], variables: Mapping[str, str], folder: 
         f"({Path(name.partition('::')[0]).name} and {name.partition('::')[2]})" if "::" in name else Path(name).name
         for name in names
     )
-    command = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    output = await _run([*command, "-k", wanted, *files], folder / "output", dict(variables))
+    options = ["-m", "", "--hypothesis-profile=new", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", *options, "-k", wanted, *files]
+    output = await _run(command, folder / "output", dict(variables))
     require(report.exists(), f"pytest did not run: {output[-2000:]}")
     (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
     count = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}

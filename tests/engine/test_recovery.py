@@ -177,6 +177,17 @@ async def test_a_request_that_ends_engines_later_is_given_up(engine: Starter, mo
     assert (await ask(client, request("b", 6, 5))).choices[0] == expected(request("b", 6, 5))
 
 
+async def test_ends_of_engines_that_answered_much_do_not_count(
+    engine: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine fails in its fortieth step: the request gets more than PROGRESS tokens of it before."""
+    monkeypatch.setattr(recovery, "DELAYS", (0.0,) * 8)
+    client = await engine(Scenario(step_seconds=0.001, fail_at=40))
+    asked = request("a", 6, 220)
+    assert (await ask(client, asked)).choices[0] == expected(asked)
+    assert recovery.MOST_ENDS < client.restarts < len(recovery.DELAYS)
+
+
 async def test_an_engine_that_ends_too_often_is_not_started_again(
     engine: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

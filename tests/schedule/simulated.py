@@ -15,6 +15,7 @@ from penstock.messages import (
     Window,
 )
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
+from penstock.schedule.policy import Policy
 from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor, expected_output, logprob_row, mix
 
 
@@ -33,11 +34,17 @@ class Simulation:
     """A scheduler, its executor and a clock that moves with the tokens computed. Everything is checked all the time."""
 
     def __init__(
-        self, config: SchedulerConfig, capacity: Capacity, *, log: EventLog | None = None, **executor: Any
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        *,
+        log: EventLog | None = None,
+        policy: Policy | None = None,
+        **executor: Any,
     ) -> None:
         self.config = config
         self.capacity = capacity
-        self.scheduler = Scheduler(config, capacity, log=log)
+        self.scheduler = Scheduler(config, capacity, log=log, policy=policy)
         self.executor = SimulatedExecutor(capacity, config, **executor)
         self.now = 0.0
         self.token_seconds = 0.0001
@@ -156,6 +163,7 @@ def simulation(
     late_ids: bool = True,
     executor: dict[str, Any] | None = None,
     log: EventLog | None = None,
+    policy: Policy | None = None,
     **limits: Any,
 ) -> Simulation:
     """A small engine; `blocks` per group includes the null block."""
@@ -164,4 +172,4 @@ def simulation(
     groups = tuple(map(KVGroup, counts, seen))
     capacity = Capacity(block_size, groups, depth, Identity("simulated"), vocab_size=2**32, late_ids=late_ids)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}
-    return Simulation(SchedulerConfig(**limits), capacity, log=log, **(executor or {}))
+    return Simulation(SchedulerConfig(**limits), capacity, log=log, policy=policy, **(executor or {}))

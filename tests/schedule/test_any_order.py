@@ -2,6 +2,7 @@
 
 After every event the scheduler proves its books (`Simulation` calls `check`), a plan must come forth whenever there is
 work and nothing is outstanding, and in the end every choice has exactly the tokens that no scheduling at all gives.
+Only requests with a deadline are dropped, and only before they start.
 """
 
 import os
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.messages import GenerateRequest, SamplingParams, Window
+from tests.schedule.policies import AnyOrder
 from tests.schedule.simulated import Simulation, simulation
 from tests.schedule.simulated_executor import VOCABULARY, expected_output, logprob_row, mix
 
@@ -25,6 +27,8 @@ prompts = st.builds(
     st.integers(0, 22),
     st.lists(st.integers(0, 3), min_size=1, max_size=2),
 )
+# Seconds. A step takes a millisecond and a tenth of one for each token.
+patience = st.none() | st.sampled_from([0.0, 0.001, 0.003, 0.01, 1.0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -41,6 +45,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget=st.integers(0, 24),
         caching=st.booleans(),
         failures=st.booleans(),
+        target_step_time=st.sampled_from([0.0, 0.0, 0.001, 0.002]),
+        order=st.none() | st.integers(0, 2**32),
     )
     def start(
         self,
@@ -54,7 +60,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget: int,
         caching: bool,
         failures: bool,
+        target_step_time: float,
+        order: int | None,
     ) -> None:
+        """`order`: of a policy that changes it after each step. None: the scheduler's own."""
+
         def fails(sampling: SamplingParams, choice: int, length: int) -> bool:
             return failures and mix("failure", sampling.seed, choice, length) % 60 == 0
 
@@ -70,6 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=seqs + extra_budget,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
+            target_step_time=target_step_time,
+            policy=None if order is None else AnyOrder(order),
             executor={"fails": fails},
         )
         self.kept: dict[tuple[str, int], int] = {}  # finished from outside: tokens kept
@@ -85,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "other"]),
         resume=st.integers(0, 6),
         predicted=st.sampled_from([0, 1, 3]),
+        waits=st.tuples(patience, patience),
     )
     def add(
         self,
@@ -98,8 +111,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         resume: int,
         predicted: int,
+        waits: tuple[float | None, float | None],
     ) -> None:
-        """`predicted`: 0: no prediction is sent; else every so many tokens of it are wrong. (1: none is right.)"""
+        """`predicted`: 0: no prediction is sent; else every so many tokens of it are wrong. (1: none is right.)
+        `waits`: until the deadline, and until that of the first token."""
         number = len(self.sim.requests)
         sampling = SamplingParams(
             seed=number % 3,
@@ -120,7 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = GenerateRequest(
                 request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, output_ids=tuple(output[:resume])
             )
-        self.sim.add(request)
+        deadline, first = (None if wait is None else self.sim.now + wait for wait in waits)
+        self.sim.add(msgspec.structs.replace(request, deadline=deadline, first_token_deadline=first))
 
     @rule()
     def plan(self) -> None:
@@ -144,7 +160,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.sim.step()
 
     def live(self) -> list[tuple[str, int]]:
-        return [key for key, output in self.sim.outputs.items() if output.finish_reason is None]
+        dropped = self.sim.dropped
+        return [key for key, each in self.sim.outputs.items() if each.finish_reason is None and key[0] not in dropped]
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), keep=st.integers(0, 10))
@@ -171,7 +188,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sim.check_drained()
         for (name, choice), output in self.sim.outputs.items():
             request = self.sim.requests[name]
-            if (name, choice) in self.kept:
+            if name in self.sim.dropped and output.finish_reason is None:
+                assert request.deadline is not None or request.first_token_deadline is not None
+                assert output.token_ids == [*request.output_ids]
+            elif (name, choice) in self.kept:
                 expected, _ = expected_output(request, choice, MAX_MODEL_LEN)
                 assert output.token_ids == expected[: self.kept[name, choice]]
             elif output.finish_reason in ("abort", "error"):
@@ -189,14 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert rows == (complete if asked else b"")
 
 
-# The same examples every time, unless a number of examples asks for a search.
-EXAMPLES = os.environ.get("PENSTOCK_TEST_EXAMPLES")
-
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=int(EXAMPLES or 150),
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=EXAMPLES is None,
-    database=None,
+    max_examples=int(os.environ.get("PENSTOCK_TEST_EXAMPLES", "150")), stateful_step_count=30
 )

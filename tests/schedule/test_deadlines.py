@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from penstock.schedule import Event, replay
 from penstock.schedule.log import Dropped
 from tests.schedule.simulated import Simulation, request, simulation
@@ -94,6 +96,22 @@ def test_a_cached_prompt_is_not_taken_for_a_long_one() -> None:
     sim.run()
     assert sim.dropped == ["other"]
     sim.check_output("cached")
+
+
+@pytest.mark.parametrize(("patience", "dropped"), [(0.2, ["late"]), (1.0, [])])
+def test_the_attention_of_a_prompt_ahead_is_counted(patience: float, dropped: list[str]) -> None:
+    """800 tokens take 8 ms, and 320 ms for the tokens that they attend to."""
+    sim = simulation(max_num_batched_tokens=2048, max_model_len=1024, blocks=1000)
+    sim.step_seconds = lambda plan: 0.001 + sum(1e-5 * work.count + 1e-6 * work.count**2 / 2 for work in plan.work)
+    for number, length in enumerate((30, 400, 100, 700, 200) * 3):
+        sim.add(request(f"teaches{number}", length, 1, deadline=sim.now + 1000.0))
+        sim.run()
+    sim.add(request("ahead", 800, 2, priority=-100))
+    sim.add(request("late", 20, 2, first_token_deadline=sim.now + patience))
+    sim.run()
+    assert sim.dropped == dropped
+    final = sim.outputs["late", 0].final
+    assert dropped or (final and final.timing and final.timing.queued + final.timing.prefill < patience)
 
 
 def test_a_request_with_choices_is_dropped_whole() -> None:

@@ -18,7 +18,7 @@ def matched(text: list[int], position: int, other: list[int]) -> int:
 
 
 @given(text=tokens, query=tokens, cuts=st.lists(st.integers(0, 300), max_size=4))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_a_search_gives_the_longest_of_the_latest_matches(text: list[int], query: list[int], cuts: list[int]) -> None:
     """Whether the index grew by single tokens or in bulk."""
     index = TokenIndex(1 << 16)  # a table in which these hashes do not collide
@@ -36,7 +36,7 @@ def test_a_search_gives_the_longest_of_the_latest_matches(text: list[int], query
 
 
 @given(text=tokens, query=tokens)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_a_small_table_gives_no_false_match(text: list[int], query: list[int]) -> None:
     index = TokenIndex(1)
     index.extend(text, len(text))

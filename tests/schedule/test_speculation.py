@@ -233,6 +233,29 @@ def test_drafts_take_no_block_that_a_sequence_needs() -> None:
     assert plain.stats.preemptions == quick.stats.preemptions == 0 < quick.stats.accepted_tokens
 
 
+def test_drafts_leave_a_block_for_each_running_sequence() -> None:
+    drafting: dict[str, Any] = {"speculation": "ngram", "num_speculative_tokens": 8, "max_step_drafts": 24}
+    sim = simulation(blocks=37, **drafting)  # the three outputs just fit
+    sim.token_seconds = 0.0
+    for i in range(3):
+        plain = request(f"r{i}", 5, 43)
+        sim.add(replace(plain, prediction_ids=tuple(expected_output(plain, 0, 64)[0])))
+    left = []  # blocks that are free after a step whose drafts took some
+    while sim.scheduler.has_work:
+        rows = sim.executor.rows
+        needed = {seq: max(len(row.tables[0]), -(-(row.position + 1) // 4)) for seq, row in rows.items()}
+        plan = sim.plan()
+        assert plan is not None
+        if any(work.drafts and len(rows[work.seq].tables[0]) > needed[work.seq] for work in plan.work):
+            stats = sim.scheduler.stats()
+            left.append(stats.blocks_total[0] - stats.blocks_held[0] - stats.running)
+        sim.apply()
+    assert min(left) == 0 and len(left) > 3
+    assert sim.scheduler.stats().preemptions == 0
+    for name, choice in sim.outputs:
+        sim.check_output(name, choice)
+
+
 def test_preempted_sequences_keep_their_tokens() -> None:
     texts = copies(12, random.Random(7))
     quick = serve(texts, memory_bound, "suffix", batch=6, blocks=90)

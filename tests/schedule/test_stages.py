@@ -110,7 +110,7 @@ def test_those_that_decode_do_not_hold_up_a_prompt(depth: int) -> None:
     assert ends[0] < last  # while the others still ran
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     depth=st.integers(2, 4),
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 25)), min_size=1, max_size=20),

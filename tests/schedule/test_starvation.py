@@ -29,7 +29,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     )
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=500)
 @given(requests(), requests())
 def test_a_request_is_never_behind_one_that_comes_much_later(a: GenerateRequest, b: GenerateRequest) -> None:
     bound = PATIENCE + 2 * MOST

@@ -92,6 +92,8 @@ def test_a_prompt_that_ends_inside_a_character_leaks_nothing(tokenizer_of: Load)
         assert broken.push(hand[2]) + broken.push(by_byte[b"!"]) + broken.flush() == "!"
         unfinished = Detokenizer(tokenizer, prompt)
         assert unfinished.push(hand[2]) + unfinished.flush() == ""
+        last_byte = Detokenizer(tokenizer, [*prompt, hand[2]])
+        assert last_byte.push(hand[3]) == "🙂"
 
 
 def test_nothing_is_withheld_but_an_unfinished_character(tokenizer_of: Load) -> None:

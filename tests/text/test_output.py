@@ -127,6 +127,14 @@ def test_a_stop_string_before_min_tokens_is_text(qwen: Tokenizer) -> None:
     assert OutputText(qwen, [], stop=["X"], min_tokens=3).push(ids[:2]).text == "aX"
 
 
+def test_a_stop_string_may_begin_at_the_end_of_one_that_came_too_early(qwen: Tokenizer) -> None:
+    ids = [i for char in "aXaXab" for i in qwen.encode(char)]
+    output = OutputText(qwen, [], stop=["aXa"], min_tokens=4)
+    assert output.push(ids[:3]).text == "aX"
+    assert [output.push([i]) for i in ids[3:]][1] == TextChunk("", "aXa", 5, (4,))
+    assert run(OutputText(qwen, [], stop=["aXa"], min_tokens=4), ids)[0] == "aX"
+
+
 def test_a_stop_string_made_by_the_last_bytes(qwen: Tokenizer) -> None:
     half = qwen.encode("🙂")[:1]
     assert qwen.token(half[0]).startswith("bytes:")
@@ -156,3 +164,12 @@ def test_states_wait_for_no_more_than_they_must() -> None:
         state = stops.advance(state, char)
         held.append(stops.hold(state))
     assert held == [0, 1, 2, 3]
+
+
+def test_after_a_whole_stop_string_its_end_is_held_if_it_begins_one() -> None:
+    stops = StopStrings(["aba", "xyz"])
+    state, held = 0, []
+    for char in "abaxyz":
+        state = stops.advance(state, char)
+        held.append(stops.hold(state))
+    assert held == [1, 2, 1, 1, 2, 0]

@@ -2,7 +2,6 @@
 others late."""
 
 import math
-from collections.abc import Iterator
 
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -14,14 +13,15 @@ from penstock.schedule.step_model import StepModel, StepSize
 
 def late_requests(
     live: LiveRequests, cache: KVCache, config: SchedulerConfig, model: StepModel, now: float
-) -> Iterator[tuple[Request, float]]:
-    """Yields requests that would miss their deadline if they started now, and by how many seconds.
+) -> list[tuple[Request, float]]:
+    """Return the requests that would miss their deadline if they started now, and by how many seconds.
 
-    Looks only at those that the next step can start. The caller removes each one before it takes the next.
+    Looks only at those that the next step can start.
     """
+    late: list[tuple[Request, float]] = []
     free = config.max_num_seqs - len(live.running)
     if free <= 0 or not live.waiting or not model.knows_prompts:
-        return
+        return late
     ahead = decodes = 0  # tokens of prompts, in running sequences and then in waiting ones that start before
     for sequence in live.running:
         left = sequence.expected - sequence.planned
@@ -29,9 +29,9 @@ def late_requests(
             ahead += left
         else:
             decodes += 1
-    place = 0
-    while free > 0 and place < len(live.waiting) and ahead < config.max_num_batched_tokens:
-        sequence = live.waiting[place]
+    for sequence in live.waiting:
+        if free <= 0 or ahead >= config.max_num_batched_tokens:
+            break
         tokens, deadline = len(sequence.tokens), _deadline(sequence)
         if deadline < math.inf:
             wait = _seconds(sequence, tokens, ahead, decodes, config, model)
@@ -39,11 +39,11 @@ def late_requests(
                 tokens -= hit.computed
                 wait = _seconds(sequence, tokens, ahead, decodes, config, model)
             if now + wait > deadline:
-                yield sequence.request, now + wait - deadline
+                late.append((sequence.request, now + wait - deadline))
                 continue
         ahead += tokens
         free -= 1
-        place += 1
+    return late
 
 
 def makes_late(step: StepBuilder, tokens: int, model: StepModel, now: float) -> bool:

@@ -1,12 +1,13 @@
 """Plans what the next step computes.
 
 Every step is decided anew from one rule: running sequences first, in the order of policy.py, then waiting ones. A
-sequence that lacks a block takes it from the last running one in that order, which starts over later. So does a waiting
-one of higher priority that lacks only a place. The first in the order is never preempted, and it fits alone, so every
-step makes progress.
+sequence that lacks a block takes it from a running one after it in that order, which starts over later. So does a
+waiting one of higher priority that lacks only a place. The first in the order is never preempted, and it fits alone, so
+every step makes progress.
 """
 
 from collections.abc import Collection
+from itertools import islice
 
 from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
@@ -72,7 +73,7 @@ class Planner:
     def start_over(self) -> None:
         """Preempt every running sequence. The executor has forgotten them."""
         for sequence in reversed(self._live.running.copy()):
-            self._preempt(sequence)
+            self._preempt(sequence, None)
         self.gone.clear()
 
     def _hold_back(self, step: StepBuilder) -> int:
@@ -91,7 +92,7 @@ class Planner:
 
     def _continue_running(self, step: StepBuilder) -> None:
         """Plan work for running sequences, as far as there are blocks."""
-        running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
+        running = self._live.running  # loses only sequences that are not visited yet: preempted ones
         work, sequences = step.work, step.sequences
         others = 0
         for index, sequence in enumerate(running):
@@ -143,27 +144,29 @@ class Planner:
         while not all(pool.available for pool in pools):
             if all(pool.available or pool.fenced for pool in pools):
                 return False
-            victim = self._live.running[-1]
-            if victim is sequence:
+            victim = self._live.victim(sequence)
+            if victim is None:
                 return False
-            self._preempt(victim)
+            self._preempt(victim, sequence)
         return True
 
     def _make_place(self) -> None:
         """Preempt a running sequence for each waiting one that comes before it and has a higher priority, if all places
         are taken. Arrivals and deadlines alone preempt no sequence: the repeated work would cost more."""
-        waiting, running = self._live.waiting, self._live.running
-        index = self._config.max_num_seqs - len(running)  # those before it find a place
-        while running and index < len(waiting):
-            first, last = waiting[index], running[-1]
-            if first.order > last.order or first.request.message.priority >= last.request.message.priority:
+        waiting = self._live.waiting
+        places = self._config.max_num_seqs - len(self._live.running)
+        if places >= len(waiting):
+            return
+        for sequence in islice(waiting, places, None):  # the preempted join it behind the one they give way to
+            victim = self._live.victim(sequence)
+            if victim is None or sequence.request.message.priority >= victim.request.message.priority:
                 return
-            self._preempt(last)
-            index += 1
+            self._preempt(victim, sequence)
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Start a sequence over. Tokens still in flight are kept when they come, and it starts after that."""
-        self._live.preempt(victim)
+    def _preempt(self, victim: Sequence, taker: Sequence | None) -> None:
+        """Start a sequence over, for another one or for none. Tokens still in flight are kept when they come, and it
+        starts after that."""
+        self._live.preempt(victim, taker)
         self.forget(victim)
         victim.preemptions += 1
         self.preemptions += 1
@@ -175,7 +178,7 @@ class Planner:
         """
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
-            sequence = waiting[0]
+            sequence = waiting.peek()
             if sequence.preemptions and any(sequence in plan.sequences for plan in outstanding):
                 return  # preempted, and not all of its tokens are known yet
             if self._whole_prompts and sequence.target > step.budget and step.work:
@@ -188,10 +191,11 @@ class Planner:
             if makes_late(step, tokens, self._model, now):
                 return
             self._note_start(sequence, hit.computed, now)
-            self._start(sequence, hit, step)
+            self._start(hit, step)
 
-    def _start(self, sequence: Sequence, hit: Hit, step: StepBuilder) -> None:
-        self._live.start(sequence)
+    def _start(self, hit: Hit, step: StepBuilder) -> None:
+        """Start the first waiting sequence."""
+        sequence = self._live.start()
         self._cache.start(sequence, hit)
         end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
         self._cache.grow(sequence, end)

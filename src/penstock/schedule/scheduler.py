@@ -38,7 +38,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import due_order
+from penstock.schedule.policy import DueOrder, Policy
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 from penstock.schedule.step_model import StepModel, StepSize
@@ -54,7 +54,9 @@ class Scheduler:
         *,
         log: EventLog | None = None,
         incarnation: int = 0,
+        policy: Policy | None = None,
     ) -> None:
+        """Without `policy`, the order is DueOrder. The log names no other, so a replay has it too."""
         self._config = config
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
@@ -63,7 +65,7 @@ class Scheduler:
         self._pools = capacity.pools
         self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
-        self._live = LiveRequests()
+        self._live = LiveRequests(policy or DueOrder())
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
         self._learns = config.target_step_time > 0  # or a request has had a deadline
@@ -87,11 +89,10 @@ class Scheduler:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
         check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.keys.root(request.cache_salt))
-        place = due_order(request, state.arrival)
         for i in range(request.n):
             number = self._next_sequence + i
             choice = request.first_choice + i
-            state.choices[choice] = Sequence(number, state, choice, (*place, number), self._config.max_model_len)
+            state.choices[choice] = Sequence(number, state, choice, self._config.max_model_len)
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
@@ -126,13 +127,12 @@ class Scheduler:
         step starts. Return their ids, and the seconds that they lack."""
         if not self._learns or not self._live.waiting:
             return []
-        late = []
-        for state, seconds in late_requests(self._live, self._cache, self._config, self._model, now):
-            late.append((state.message.request_id, seconds))
+        late = late_requests(self._live, self._cache, self._config, self._model, now)
+        for state, _ in late:
             self._end_request(state, "error", "", now)
         if late:
             self._record(Dropped(now))
-        return late
+        return [(state.message.request_id, seconds) for state, seconds in late]
 
     def reset_prefix_cache(self) -> None:
         """Forget what is cached; running sequences keep their blocks."""
@@ -188,6 +188,7 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
+        self._live.charge(step)
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):

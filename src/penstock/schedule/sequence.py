@@ -47,6 +47,7 @@ class Sequence:
         "expected",
         "first_token",
         "id",
+        "keeps_order",
         "keys",
         "last_token",
         "lead",
@@ -69,14 +70,15 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, id: int, request: Request, choice: int, order: tuple[float, ...], max_model_len: int) -> None:
+    def __init__(self, id: int, request: Request, choice: int, max_model_len: int) -> None:
         message = request.message
         sampling = message.sampling
         self.id = id
         self.request = request
         self.request_id = message.request_id
         self.choice = choice
-        self.order = order
+        self.order: tuple[float, ...] = ()  # its place in the queues, see policy.py
+        self.keeps_order = False  # its place does not change any more
         self.phase = Phase.HELD_BACK
         self.tokens = [*message.prompt_ids, *message.output_ids]
         self.num_prompt = len(message.prompt_ids)

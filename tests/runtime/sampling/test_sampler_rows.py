@@ -57,17 +57,18 @@ def test_what_the_vocabulary_does_not_allow_is_refused(asked: dict[str, object],
     assert (plain.filtered, plain.most_logprobs, len(plain.edited)) == (False, -1, 0)
 
 
+def send(sampler: Sampler) -> None:
+    for change in sampler.changes():
+        change.write([torch.from_numpy(np.ascontiguousarray(array)) for array in change.arrays])
+
+
 def test_tables_of_edits_widen_and_keep_what_they_hold() -> None:
     sampler = make()
-
-    def send() -> None:
-        for change in sampler.changes():
-            change.write([torch.from_numpy(np.ascontiguousarray(array)) for array in change.arrays])
 
     def biased(row: int, tokens: range) -> None:
         bias = {token: 100.0 + token for token in tokens}
         sampler.add(row, SamplingParams(seed=0, max_tokens=9, temperature=0.0, logit_bias=bias), 0, [1], [])
-        send()
+        send(sampler)
 
     biased(0, range(2))
     biased(2, range(10, 31))
@@ -81,3 +82,34 @@ def test_tables_of_edits_widen_and_keep_what_they_hold() -> None:
     assert chosen.tokens.tolist() == [1, 30]
     assert logits[0].nonzero().flatten().tolist() == [0, 1]
     assert logits[1, 10:31].tolist() == [100.0 + token for token in range(10, 31)] and logits[1].count_nonzero() == 21
+
+
+def test_a_table_that_widens_leaves_the_other_as_wide_as_it_is() -> None:
+    biases = {token: 1.0 + token for token in range(20)}
+    bans = tuple(range(30, 41))
+    sampler = make()
+    sampler.add(0, SamplingParams(seed=0, max_tokens=9, logit_bias=biases), 0, [1], [])
+    send(sampler)
+    sampler.add(1, SamplingParams(seed=0, max_tokens=9, min_tokens=3, stop_token_ids=bans), 0, [1], [])
+    send(sampler)
+    sampler.add(2, SamplingParams(seed=0, max_tokens=9, logit_bias=dict.fromkeys(range(40), 2.0)), 0, [1], [])
+    send(sampler)
+    edits = sampler.edits
+    assert edits.bias_count.tolist()[:3] == [20, 0, 40] and edits.ban_count.tolist()[:3] == [0, 11, 0]
+    assert edits.bias_ids[0, :20].tolist() == list(biases) and edits.biases[0, :20].tolist() == list(biases.values())
+    assert sorted(edits.ban_ids[1, :11].tolist()) == list(bans)
+    assert edits.bias_ids[2, :40].tolist() == list(range(40))
+
+
+def test_after_a_failure_a_row_has_no_edits_of_the_one_before() -> None:
+    """The step that was to overwrite them may not have run."""
+    sampler = make()
+    sampler.add(0, SamplingParams(seed=0, max_tokens=9, logit_bias={5: 1.0}, repetition_penalty=2.0), 0, [1], [])
+    send(sampler)
+    sampler.add(0, SamplingParams(seed=0, max_tokens=9), 0, [1], [])
+    assert sampler.changes()  # which are lost
+    sampler.clear()
+    assert not sampler.has_edits
+    sampler.add(0, SamplingParams(seed=0, max_tokens=9), 0, [1], [])
+    send(sampler)
+    assert sampler.edits.bias_count[0] == 0 and sampler.edits.repetition[0] == 1
