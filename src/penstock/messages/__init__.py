@@ -1,14 +1,18 @@
-"""Frozen structs that packages and processes exchange, and the protocols of engine client and executor. No behaviour
-but packing, and what a window sees."""
+"""Structs that packages and processes exchange, the protocols of engine client and executor, and what several clients
+share: a stream's state, without anything that waits."""
 
+from penstock.messages.control import Completed, ControlAnswer, ControlMessage, ForgottenBlocks, ResetCache, Sleep, Wake
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
     EngineInfo,
+    EngineState,
     EngineStats,
+    EngineStatus,
     RequestTiming,
     TokenDelta,
 )
+from penstock.messages.delta_buffer import DeltaBuffer
 from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
@@ -36,6 +40,7 @@ from penstock.messages.protocols import (
     RequestRejected,
 )
 from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.stream import Stream
 from penstock.messages.window import Window
 
 __all__ = [
@@ -45,14 +50,21 @@ __all__ = [
     "BlockCopy",
     "Capacity",
     "Clock",
+    "Completed",
+    "ControlAnswer",
+    "ControlMessage",
     "DeadlineExceeded",
+    "DeltaBuffer",
     "EndsEngines",
     "EngineClient",
     "EngineError",
     "EngineInfo",
+    "EngineState",
     "EngineStats",
+    "EngineStatus",
     "Executor",
     "FinishReason",
+    "ForgottenBlocks",
     "GenerateRequest",
     "Grammar",
     "InvalidParameter",
@@ -64,14 +76,18 @@ __all__ = [
     "QueueFull",
     "RequestRejected",
     "RequestTiming",
+    "ResetCache",
     "SamplingParams",
     "SequenceResult",
+    "Sleep",
     "StepPlan",
     "StepResult",
     "StepTiming",
+    "Stream",
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",
+    "Wake",
     "Window",
     "Work",
     "check_sampling",
