@@ -284,6 +284,17 @@ async def test_control_resets_the_prefix_cache(engine: Starter) -> None:
     assert await cached("c") == 0
 
 
+async def test_a_control_message_is_answered_beside_streams(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.005))
+    running = asyncio.create_task(ask(client, request("a", 6, 200)))
+    await until(lambda: client.stats().running, "it to run")
+    async with asyncio.timeout(10):
+        for _ in range(5):
+            assert isinstance(await client.control(ResetCache()), ForgottenBlocks)
+    assert not running.done()
+    assert (await running).choices[0] == expected(request("a", 6, 200))
+
+
 class MakeTea(msgspec.Struct, frozen=True, tag=True):
     """A control message of another version."""
 

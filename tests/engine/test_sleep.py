@@ -11,9 +11,9 @@ import pytest
 from penstock.engine import recovery
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.messages import DeadlineExceeded, EngineError, EngineState, Sleep, Wake
+from penstock.messages import Completed, DeadlineExceeded, EngineError, EngineState, Sleep, Wake
 from tests.engine.processes import alive
-from tests.engine.simulated import ENGINE, Scenario, ask, config, expected, start, until
+from tests.engine.simulated import ENGINE, Scenario, ask, config, expected, shared, start, until
 from tests.schedule.simulated import request
 
 
@@ -91,3 +91,15 @@ async def test_an_engine_on_a_thread_cannot() -> None:
     with pytest.raises(EngineError, match="cannot be started again"):
         await client.control(Sleep())
     await client.close()
+
+
+async def test_it_sleeps_and_wakes_for_a_process_that_shares_it(client: StreamingClient) -> None:
+    sharing = await shared(client)
+    assert await sharing.control(Sleep()) == Completed()
+    assert client.state.status == sharing.state.status == "asleep"
+    assert await sharing.control(Wake()) == Completed()
+    assert client.state.status == sharing.state.status == "ready"
+    assert await sharing.control(Sleep()) == Completed()
+    assert (await ask(sharing, request("now", 5, 9))).choices[0] == expected(request("now", 5, 9))
+    assert sharing.info.incarnation == 3
+    await sharing.close()

@@ -161,7 +161,8 @@ class ApiConnection:
         self._hub.client.release(self._streams.pop(name))
 
     async def _control(self, command: Control) -> None:
-        self._out.replies.append(await answered(command.serial, self._operate(command.message)))
+        reply = await answered(command.serial, self._operate(command.message))
+        self._out.replies.append(reply)  # not one expression: `_out` is another one by now
         self._hub.flush_soon()
 
 
