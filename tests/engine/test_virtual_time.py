@@ -90,7 +90,8 @@ def test_starts_that_fail_are_tried_again_after_longer_and_longer_pauses() -> No
 
         async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
             starts.append(loop.time())
-            raise EngineError("it does not start")
+            streams.fail("it does not start")
+            return await streams.info, SilentLink()
 
         client, streams = client_of(SilentLink(), None, restart)
         await asyncio.sleep(1000.0)

@@ -246,8 +246,9 @@ class Streams:
         self.stats = stats if self._earlier is None else stats.after(self._earlier)
 
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
+        current = self._incarnation
         for delta in deltas:
-            if delta.incarnation != self._incarnation is not None:
+            if current is not None and delta.incarnation != current:
                 self._refuse(delta)
             elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
