@@ -146,15 +146,15 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
 async def start(
     kind: str, scenario: Scenario | None = None, clock: Clock = time.monotonic, **fields: object
 ) -> StreamingClient:
-    """A client of a simulated engine: on a thread, in a process, in a process with others for two ranks, or on a thread
-    and shared. `clock` is the client's."""
+    """A client of a simulated engine: on a thread, in a process, in one that is replaced when it ends, in a process with
+    others for two ranks, or on a thread and shared. `clock` is the client's."""
     if kind == "ranks":
         fields = {"tensor_parallel_size": 2, **fields}
     if kind == "shared":
         return await shared(await start_thread(config(scenario, **fields), BACKEND), clock)
     if kind == "thread":
         return await start_thread(config(scenario, **fields), BACKEND, clock)
-    return await spawn(config(scenario, **fields), ENGINE, clock=clock)
+    return await spawn(config(scenario, **fields), ENGINE, resumes=kind == "resumes", clock=clock)
 
 
 async def shared(client: StreamingClient, clock: Clock = time.monotonic) -> StreamingClient:

@@ -1,5 +1,5 @@
-"""What every EngineClient does, run against an engine on a thread and one in a process of its own; what goes through
-its executor, also against one whose model several ranks share."""
+"""What every EngineClient does, run against an engine on a thread, one in a process of its own, one that is replaced when
+it ends, and a shared one; what goes through its executor, also against one whose model several ranks share."""
 
 import asyncio
 import contextlib
@@ -32,10 +32,11 @@ from tests.schedule.simulated_executor import logprob_row
 
 KINDS = ["thread", "process", "shared"]
 also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])
+unless_replaced = pytest.mark.parametrize("kind", KINDS)
 Starter = Callable[..., Awaitable[StreamingClient]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "resumes"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -306,6 +307,7 @@ async def test_an_unknown_control_message_is_refused_by_name(engine: Starter) ->
     assert client.state == EngineState("ready", 0)
 
 
+@unless_replaced
 async def test_an_engine_that_cannot_be_started_again_does_not_sleep(engine: Starter) -> None:
     client = await engine()
     with pytest.raises(EngineError, match="cannot be started again"):
@@ -358,7 +360,7 @@ async def test_close_ends_open_streams(engine: Starter) -> None:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hours", [-7.0, 0.0, 5.0])
+@pytest.mark.parametrize("hours", [-7.0, 5.0])
 async def test_the_clocks_of_client_and_engine_may_differ_by_hours(engine: Starter, hours: float) -> None:
     def clock() -> float:
         return time.monotonic() + 3600 * hours
@@ -367,7 +369,7 @@ async def test_the_clocks_of_client_and_engine_may_differ_by_hours(engine: Start
     first = await ask(client, request("first", 4, 4, arrival=clock() - 50.0, deadline=clock() + 60.0))
     assert first.reasons == {0: "length"}
     assert first.ends[0].timing is not None and 50.0 <= first.ends[0].timing.queued < 55.0
-    running = asyncio.create_task(ask(client, request("running", 4, 300, arrival=clock())))
+    running = asyncio.create_task(ask(client, request("running", 4, 120, arrival=clock())))
     await until(lambda: client.stats().running, "it to run")
     patient = request("patient", 4, 4, arrival=clock(), first_token_deadline=clock() + 60.0)
     late = request("late", 4, 4, arrival=clock(), first_token_deadline=clock() + 0.3)
