@@ -146,8 +146,8 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
 async def start(
     kind: str, scenario: Scenario | None = None, clock: Clock = time.monotonic, **fields: object
 ) -> StreamingClient:
-    """A client of a simulated engine: on a thread, in a process, in one that is replaced when it ends, in a process with
-    others for two ranks, or on a thread and shared. `clock` is the client's."""
+    """A client of a simulated engine: on a thread, in a process, in one that is replaced when it ends, in a process
+    with others for two ranks, or on a thread and shared. `clock` is the client's."""
     if kind == "ranks":
         fields = {"tensor_parallel_size": 2, **fields}
     if kind == "shared":

@@ -1,5 +1,5 @@
-"""What every EngineClient does, run against an engine on a thread, one in a process of its own, one that is replaced when
-it ends, and a shared one; what goes through its executor, also against one whose model several ranks share."""
+"""What every EngineClient does, run against an engine on a thread, one in a process of its own, one that is replaced
+when it ends, and a shared one; what goes through its executor, also against one whose model several ranks share."""
 
 import asyncio
 import contextlib
