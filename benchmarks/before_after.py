@@ -121,7 +121,7 @@ class RecordingClient:
 
 async def run_engine(settings: dict[str, Any], answers: Any) -> None:
     """Loads the model, then runs the cases named on standard input; writes a line of JSON for each to `answers`."""
-    import penstock
+    import penstock.messages
     from penstock.bench.offline import host_us_per_step, run_items, settled
     from penstock.bench.workload import Case, fixed, parse_cases
     from penstock.cli.engine import own_engine
@@ -136,9 +136,10 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
         fixed_settings["speculation"] = "off"
     engine = prepare(settings["model"], {**fixed_settings, **settings["flags"]}).resolved.engine
     async with own_engine(engine) as client:
+        reset = penstock.messages.ResetCache() if hasattr(penstock.messages, "ResetCache") else "reset_prefix_cache"
 
         async def timed(case: Any, seed: int) -> dict[str, Any]:
-            await client.control("reset_prefix_cache")
+            await client.control(reset)
             before = await settled(client)
             lines, elapsed = await run_items(client, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
             if errors := [line.error for line in lines if line.error]:

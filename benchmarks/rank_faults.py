@@ -74,7 +74,7 @@ async def trial(config: EngineConfig, rank: int, fault: signal.Signals, busy: bo
         await asyncio.sleep(0.5)
         pid = ranks[rank]
         began = time.monotonic()
-        while client.healthy and time.monotonic() - began < config.step_deadline:
+        while client.state.status != "ended" and time.monotonic() - began < config.step_deadline:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, fault)  # repeated, because other programs may continue stopped processes
             await asyncio.sleep(0.005)

@@ -34,8 +34,9 @@ TORCH_FREE = {"messages", "config", "observe", "gguf", "families", "schedule", "
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}
 IMPORTING_CALLS = {"import_module", "__import__"}
-# The scheduler is a pure state machine: no clock, no event loop, no threads, no environment.
-BANNED_IN_PACKAGE = {"schedule": {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}}
+# The scheduler and the state of streams are pure: no clock, no event loop, no threads, no environment.
+CLOCKS_AND_WAITING = {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}
+BANNED_IN_PACKAGE = {"messages": CLOCKS_AND_WAITING, "schedule": CLOCKS_AND_WAITING}
 
 # Names of several classes that mean the same: each API has its own message, and Python users have sampling parameters.
 SHARED_NAMES = {

@@ -18,10 +18,11 @@ from penstock.engine.main import EngineBackend, scheduler_config
 from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes
 from penstock.engine.ranks.workers import WorkersExecutor
-from penstock.engine.shared.client import SharedEngine
 from penstock.engine.shared.hub import Hub
+from penstock.engine.shared.hub_link import HubLink
 from penstock.messages import (
     Capacity,
+    Clock,
     EngineClient,
     Executor,
     GenerateRequest,
@@ -143,25 +144,27 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
     return EngineConfig(model=msgspec.json.encode(scenario or Scenario()).decode(), **own)
 
 
-async def start(kind: str, scenario: Scenario | None = None, **fields: object) -> StreamingClient | SharedEngine:
-    """A client of a simulated engine: on a thread, in a process, in a process with others for two ranks, or on a thread
-    and shared."""
+async def start(
+    kind: str, scenario: Scenario | None = None, clock: Clock = time.monotonic, **fields: object
+) -> StreamingClient:
+    """A client of a simulated engine: on a thread, in a process, in one that is replaced when it ends, in a process
+    with others for two ranks, or on a thread and shared. `clock` is the client's."""
     if kind == "ranks":
         fields = {"tensor_parallel_size": 2, **fields}
-    if kind in ("thread", "shared"):
-        client = await start_thread(config(scenario, **fields), BACKEND)
-        return await shared(client) if kind == "shared" else client
-    return await spawn(config(scenario, **fields), ENGINE)
+    if kind == "shared":
+        return await shared(await start_thread(config(scenario, **fields), BACKEND), clock)
+    if kind == "thread":
+        return await start_thread(config(scenario, **fields), BACKEND, clock)
+    return await spawn(config(scenario, **fields), ENGINE, resumes=kind == "resumes", clock=clock)
 
 
-async def shared(client: StreamingClient) -> SharedEngine:
+async def shared(client: StreamingClient, clock: Clock = time.monotonic) -> StreamingClient:
     """The engine of `client` through a hub. To close it closes all."""
     hub = Hub(client)
     one, other = socket.socketpair()
     ends = Mux(one), Mux(other)
-    hub.connect(ends[0], hub.control)
-    engine = SharedEngine(ends[1], hub.version)
-    await engine.ready()
+    hub.connect(ends[0], client.control)
+    engine = await HubLink(ends[1], hub.version, clock).client()
     leave = engine.close
 
     async def close() -> None:

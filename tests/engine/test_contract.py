@@ -1,9 +1,10 @@
-"""What every EngineClient does, run against an engine on a thread and one in a process of its own; what goes through
-its executor, also against one whose model several ranks share."""
+"""What every EngineClient does, run against an engine on a thread, one in a process of its own, one that is replaced
+when it ends, and a shared one; what goes through its executor, also against one whose model several ranks share."""
 
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import pytest
 import uvloop
 
 from penstock.engine.client import StreamingClient
-from penstock.messages import EngineError, QueueFull, RequestRejected
+from penstock.messages import (
+    Completed,
+    DeadlineExceeded,
+    EngineError,
+    EngineState,
+    ForgottenBlocks,
+    QueueFull,
+    RequestRejected,
+    ResetCache,
+    Sleep,
+    Wake,
+)
 from tests.engine.processes import descriptors
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
 from tests.schedule.simulated import request
@@ -20,10 +32,11 @@ from tests.schedule.simulated_executor import logprob_row
 
 KINDS = ["thread", "process", "shared"]
 also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])
+unless_replaced = pytest.mark.parametrize("kind", KINDS)
 Starter = Callable[..., Awaitable[StreamingClient]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "resumes"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -203,7 +216,7 @@ async def test_a_request_that_cannot_be_served_is_refused_alone(
             await anext(client.generate(msgspec.structs.replace(request("wrong", 4, 4), **changes)))
     assert not other.done()
     assert (await other).choices == {0: expected(bystander)}
-    assert client.healthy
+    assert client.state.status != "ended"
 
 
 @also_with_ranks
@@ -215,7 +228,7 @@ async def test_a_failing_row_ends_its_request_alone(engine: Starter) -> None:
     assert answer.reasons == {0: "error"}
     assert answer.ends[0].error == "simulated failure"
     assert [(await one).choices[0] for one in good] == [expected(one) for one in bystanders]
-    assert client.healthy
+    assert client.state.status != "ended"
 
 
 async def test_a_full_queue_says_so(engine: Starter) -> None:
@@ -267,10 +280,40 @@ async def test_control_resets_the_prefix_cache(engine: Starter) -> None:
 
     assert await cached("a") == 0
     assert await cached("b") >= 36
-    assert await client.control("reset_prefix_cache")
+    answer = await client.control(ResetCache())
+    assert isinstance(answer, ForgottenBlocks) and answer.blocks == (10,)
     assert await cached("c") == 0
-    with pytest.raises(ValueError, match="unknown command 'make_tea'"):
-        await client.control("make_tea")
+
+
+async def test_a_control_message_is_answered_beside_streams(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.005))
+    running = asyncio.create_task(ask(client, request("a", 6, 200)))
+    await until(lambda: client.stats().running, "it to run")
+    async with asyncio.timeout(10):
+        for _ in range(5):
+            assert isinstance(await client.control(ResetCache()), ForgottenBlocks)
+    assert not running.done()
+    assert (await running).choices[0] == expected(request("a", 6, 200))
+
+
+class MakeTea(msgspec.Struct, frozen=True, tag=True):
+    """A control message of another version."""
+
+
+async def test_an_unknown_control_message_is_refused_by_name(engine: Starter) -> None:
+    client = await engine()
+    with pytest.raises(RequestRejected, match=r"unknown control message.*MakeTea"):
+        await client.control(MakeTea())  # type: ignore[arg-type]
+    assert client.state == EngineState("ready", 0)
+
+
+@unless_replaced
+async def test_an_engine_that_cannot_be_started_again_does_not_sleep(engine: Starter) -> None:
+    client = await engine()
+    with pytest.raises(EngineError, match="cannot be started again"):
+        await client.control(Sleep())
+    assert await client.control(Wake()) == Completed(), "it is awake"
+    assert client.state == EngineState("ready", 0)
 
 
 @also_with_ranks
@@ -282,11 +325,11 @@ async def test_a_step_that_fails_as_a_whole_ends_the_engine_with_its_reason(engi
         await ask(client, request("fatal", 4, 4, seed=FATAL_SEED))
     with pytest.raises(EngineError, match="the device has fallen off the bus"):
         await other
-    assert not client.healthy
+    assert client.state.status == "ended"
     with pytest.raises(EngineError, match="fallen off"):
         await ask(client, request("late", 4, 4))
     with pytest.raises(EngineError, match="fallen off"):
-        await client.control("reset_prefix_cache")
+        await client.control(ResetCache())
 
 
 @also_with_ranks
@@ -295,7 +338,7 @@ async def test_a_stuck_step_is_given_up(kind: str, engine: Starter) -> None:
     client = await engine(stuck, step_deadline=0.4)
     with pytest.raises(EngineError, match=r"no step for 0\.(4|32) s"):
         await ask(client, request("a", 4, 20))
-    assert not client.healthy
+    assert client.state.status == "ended"
 
 
 async def test_close_ends_open_streams(engine: Starter) -> None:
@@ -306,12 +349,53 @@ async def test_close_ends_open_streams(engine: Starter) -> None:
     for consumer in consumers:
         with pytest.raises(EngineError, match="closed"):
             await consumer
-    assert not client.healthy
+    assert client.state.status == "ended"
     with pytest.raises(EngineError, match="closed"):
         await ask(client, request("late"))
     client.abort("late")
     client.finish("late", 0, "stop", 1)
     await client.close()
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hours", [-7.0, 5.0])
+async def test_the_clocks_of_client_and_engine_may_differ_by_hours(engine: Starter, hours: float) -> None:
+    def clock() -> float:
+        return time.monotonic() + 3600 * hours
+
+    client = await engine(Scenario(step_seconds=0.01), clock=clock, max_num_seqs=1)
+    first = await ask(client, request("first", 4, 4, arrival=clock() - 50.0, deadline=clock() + 60.0))
+    assert first.reasons == {0: "length"}
+    assert first.ends[0].timing is not None and 50.0 <= first.ends[0].timing.queued < 55.0
+    running = asyncio.create_task(ask(client, request("running", 4, 120, arrival=clock())))
+    await until(lambda: client.stats().running, "it to run")
+    patient = request("patient", 4, 4, arrival=clock(), first_token_deadline=clock() + 60.0)
+    late = request("late", 4, 4, arrival=clock(), first_token_deadline=clock() + 0.3)
+    waiting = asyncio.create_task(ask(client, patient))
+    with pytest.raises(DeadlineExceeded):
+        await ask(client, late)
+    assert client.queue.late == 1
+    assert not running.done() and not waiting.done()
+    answer, timing = await waiting, (await running).ends[0].timing
+    assert answer.reasons == {0: "length"} and answer.ends[0].timing is not None
+    assert timing is not None and timing.queued < 5.0
+    assert answer.ends[0].timing.queued < 30.0
+
+
+async def test_a_request_that_would_be_late_by_the_client_s_clock_is_dropped_by_the_engine(engine: Starter) -> None:
+    """Before the client's own timer ends it."""
+
+    def clock() -> float:
+        return time.monotonic() - 3600 * 9
+
+    client = await engine(Scenario(step_seconds=0.05), clock=clock)
+    for number in range(4):  # it learns how long its steps take
+        await ask(client, request(f"warm{number}", 100 * number + 1, 3, first_token_deadline=clock() + 60.0))
+    with pytest.raises(DeadlineExceeded, match="dropped before its prompt was computed"):
+        await ask(client, request("late", 400, 4, first_token_deadline=clock() + 0.2))
+    assert (await ask(client, request("next", 4, 4, first_token_deadline=clock() + 60.0))).reasons == {0: "length"}
 
 
 # -- starting ---------------------------------------------------------------------------------------------------------

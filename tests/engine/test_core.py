@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engine.core import ADMISSION_SECONDS, EngineCore
-from penstock.engine.link.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
+from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Refused, Rejected, Step, Stop
 from penstock.messages import (
     OUT_OF_MEMORY,
     Capacity,
@@ -17,6 +17,8 @@ from penstock.messages import (
     Grammar,
     Identity,
     KVGroup,
+    ResetCache,
+    Sleep,
     StepPlan,
     StepResult,
     StepTiming,
@@ -43,7 +45,7 @@ class ManualClock:
 class ScriptedChannel:
     """Hands out one batch of commands per step and ends the engine when it runs dry and the engine is idle."""
 
-    def __init__(self, *batches: list[Command | Rejected]) -> None:
+    def __init__(self, *batches: list[Command | Refused]) -> None:
         self.batches = deque(batches)
         self.steps: list[Step] = []
         self.deltas: list[TokenDelta] = []
@@ -51,7 +53,7 @@ class ScriptedChannel:
         self.waits = 0
         self.asleep: Callable[[], None] = lambda: None
 
-    def receive(self, *, wait: float) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Refused]:
         if wait:
             self.waits += 1
             self.asleep()
@@ -105,7 +107,7 @@ class TimedExecutor:
 class Bench:
     """A core and everything around it."""
 
-    def __init__(self, *batches: list[Command | Rejected], depth: int = 1) -> None:
+    def __init__(self, *batches: list[Command | Refused], depth: int = 1) -> None:
         capacity = Capacity(4, (KVGroup(257),), depth, Identity("simulated"), VOCABULARY)
         self.clock = ManualClock()
         self.port = ScriptedChannel(*batches)
@@ -119,7 +121,7 @@ class Bench:
         return self.port
 
 
-def adds(*requests: GenerateRequest) -> list[Command | Rejected]:
+def adds(*requests: GenerateRequest) -> list[Command | Refused]:
     return [Add(one) for one in requests]
 
 
@@ -244,12 +246,13 @@ def test_finish_reaches_a_request_not_yet_admitted() -> None:
 
 def test_commands_are_answered_without_a_step() -> None:
     rejected = Rejected("unreadable", "invalid request: Expected `int`")
-    port = Bench([Abort("nobody"), Control(7, "reset_prefix_cache"), Control(8, "nonsense"), rejected]).run()
+    unknown = ControlReply(9, error="unknown control message")
+    port = Bench([Abort("nobody"), Control(7, ResetCache()), Control(8, Sleep()), unknown, rejected]).run()
     (step,) = port.steps
     assert step.stats.steps == 0
     assert step.aborted == ["nobody"]
     assert step.rejected == [rejected]
-    assert [(reply.serial, bool(reply.error)) for reply in step.replies] == [(7, False), (8, True)]
+    assert [(reply.serial, bool(reply.error)) for reply in step.replies] == [(7, False), (8, True), (9, True)]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

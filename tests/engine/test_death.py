@@ -53,7 +53,7 @@ async def test_a_killed_engine_ends_every_stream(client: StreamingClient, caplog
     tasks = await consumers(client, 50)
     killed = time.monotonic()
     os.kill(client.info.pid, signal.SIGKILL)
-    await until(lambda: not client.healthy, "the client to notice", AT_ONCE)
+    await until(lambda: client.state.status == "ended", "the client to notice", AT_ONCE)
     await expect_errors(tasks, "killed by SIGKILL")
     assert time.monotonic() - killed < AT_ONCE
     assert not Path(f"/proc/{client.info.pid}").exists(), "it has been reaped"
@@ -86,7 +86,7 @@ async def test_a_signal_to_the_group_is_not_for_the_engine(client: StreamingClie
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert client.healthy
+    assert client.state.status != "ended"
 
 
 async def test_an_engine_that_does_not_end_when_told_is_killed(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ async def test_a_stopped_engine_is_given_up_and_killed(scratch: Path) -> None:
     tasks = await consumers(client, 10)
     os.kill(client.info.pid, signal.SIGSTOP)
     await expect_errors(tasks, r"no step for 1 s and was given up \(--step-deadline\)")
-    assert not client.healthy
+    assert client.state.status == "ended"
     await until(lambda: not alive(client.info.pid), "the engine to end", AT_ONCE)
     await client.close()
     assert not list(scratch.iterdir())

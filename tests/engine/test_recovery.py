@@ -17,7 +17,7 @@ from penstock.engine.link.ipc import spawn
 from penstock.engine.link.wire import Ended, Ready
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
-from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest
+from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest, ResetCache
 from tests.engine.link.test_wire import INFO
 from tests.engine.processes import alive, children
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
@@ -49,10 +49,10 @@ def asking(client: StreamingClient, requests: list[GenerateRequest]) -> list[asy
 
 async def end(client: StreamingClient, number: signal.Signals, steps: int) -> None:
     """Wait for so many steps, then send the engine a signal, and wait until another is ready."""
-    before, restarts = client.stats().steps, client.restarts
+    before, restarts = client.stats().steps, client.state.restarts
     await until(lambda: client.stats().steps >= before + steps, "steps")
     os.kill(client.info.pid, number)
-    await until(lambda: client.restarts > restarts, "another engine", 30)
+    await until(lambda: client.state.restarts > restarts, "another engine", 30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -67,7 +67,7 @@ async def test_streams_go_on_after_an_engine_ends(engine: Starter, number: signa
     for _ in range(3):
         await end(client, number, choose.randint(5, 40))
     answers = await asyncio.gather(*tasks)
-    assert client.restarts == 3
+    assert client.state.restarts == 3
     for asked, answer in zip(requests, answers, strict=True):
         for choice in range(asked.n):
             assert answer.choices[choice] == expected(asked, choice)
@@ -93,7 +93,7 @@ async def test_counters_go_on(engine: Starter) -> None:
     await ask(client, request("a", 4, 30))
     before = client.stats()
     os.kill(client.info.pid, signal.SIGKILL)
-    await until(lambda: client.restarts == 1, "another engine", 30)
+    await until(lambda: client.state.restarts == 1, "another engine", 30)
     assert client.stats().steps >= before.steps
     await ask(client, request("b", 4, 30))
     assert client.stats().steps >= before.steps + 30
@@ -104,17 +104,17 @@ async def test_counters_go_on(engine: Starter) -> None:
 async def test_requests_wait_while_there_is_no_engine(engine: Starter) -> None:
     client = await engine()
     os.kill(client.info.pid, signal.SIGKILL)
-    await until(lambda: client.restarting, "the end")
-    assert client.healthy
+    await until(lambda: client.state.status == "restarting", "the end")
+    assert client.state.status != "ended"
     with pytest.raises(EngineError, match="the engine starts again"):
-        await client.control("reset_prefix_cache")
+        await client.control(ResetCache())
     tasks = asking(client, [request(f"r{i}", 5, 10) for i in range(5)])
     gone = asking(client, [request("gone", 5, 10)])
     await asyncio.sleep(0)
     gone[0].cancel()
     answers = await asyncio.gather(*tasks)
     assert [answer.choices[0] for answer in answers] == [expected(request(f"r{i}", 5, 10)) for i in range(5)]
-    assert client.restarts == 1
+    assert client.state.restarts == 1
 
 
 async def test_a_choice_that_the_client_ended_stays_ended(engine: Starter) -> None:
@@ -129,10 +129,32 @@ async def test_a_choice_that_the_client_ended_stays_ended(engine: Starter) -> No
             stopped = True
             os.kill(client.info.pid, signal.SIGSTOP)
             client.finish("a", 0, "stop", 7)
-    assert stopped and client.restarts == 1
+    assert stopped and client.state.restarts == 1
     assert answer.choices[0] == expected(asked)[:7]
     assert answer.choices[1] == expected(asked, 1)
     assert answer.reasons == {0: "stop", 1: "length"}
+
+
+async def test_an_abort_ends_choices_that_went_on_apart(engine: Starter) -> None:
+    client = await engine()
+    (asking_it,) = asking(client, [request("a", 6, 400, n=2)])
+    await end(client, signal.SIGKILL, 10)
+    await until(lambda: client.stats().running == 2, "its choices to go on")
+    client.abort("a")
+    assert (await asking_it).reasons == {0: "abort", 1: "abort"}
+    await until(lambda: not client.stats().running, "the engine to end them")
+
+
+async def test_an_abort_ends_a_request_that_waits_for_an_engine(engine: Starter) -> None:
+    client = await engine()
+    os.kill(client.info.pid, signal.SIGKILL)
+    await until(lambda: client.state.status == "restarting", "the end")
+    (asking_it,) = asking(client, [request("a", 6, 400)])
+    await asyncio.sleep(0)
+    client.abort("a")
+    assert (await asking_it).reasons == {0: "abort"}
+    assert client.state.status == "restarting"
+    assert (await ask(client, request("next", 5, 9))).choices[0] == expected(request("next", 5, 9))
 
 
 @pytest.mark.parametrize("through_hub", [False, True])
@@ -150,7 +172,7 @@ async def test_a_prompt_that_ends_engines_ends_two(engine: Starter, through_hub:
             await ask(asked, fatal)
     answers = await asyncio.gather(*tasks)
     assert [answer.choices[0] for answer in answers] == [expected(one) for one in bystanders]
-    assert client.restarts == 2
+    assert client.state.restarts == 2
     if through_hub:
         await asked.close()
 
@@ -163,7 +185,7 @@ async def test_suspects_are_tried_in_order_and_all_but_one_are_answered(engine: 
     asked.pop(4)
     for one, answer in zip(asked, answers, strict=True):
         assert isinstance(answer, Answer) and answer.choices[0] == expected(one)
-    assert client.restarts == 2
+    assert client.state.restarts == 2
 
 
 async def test_a_request_that_ends_engines_later_is_given_up(engine: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +194,8 @@ async def test_a_request_that_ends_engines_later_is_given_up(engine: Starter, mo
     client = await engine(Scenario(step_seconds=0.001, fail_at=10))
     with pytest.raises(EngineError, match="ended 4 times during this request"):
         await ask(client, request("a", 6, 400))
-    assert client.healthy
-    await until(lambda: not client.restarting, "another engine", 30)
+    assert client.state.status != "ended"
+    await until(lambda: client.state.status != "restarting", "another engine", 30)
     assert (await ask(client, request("b", 6, 5))).choices[0] == expected(request("b", 6, 5))
 
 
@@ -195,14 +217,14 @@ async def test_an_engine_that_ends_too_often_is_not_started_again(
     client = await engine()
     for restarts in range(2):
         os.kill(client.info.pid, signal.SIGKILL)
-        await until(lambda restarts=restarts: client.restarts > restarts, "another engine", 30)  # type: ignore[misc]
+        await until(lambda restarts=restarts: client.state.restarts > restarts, "another engine", 30)  # type: ignore[misc]
     waiting = asking(client, [request("a", 6, 400)])
     await until(lambda: client.stats().running, "it to run")
     began = time.monotonic()
     os.kill(client.info.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="ended too often within a minute"):
         await waiting[0]
-    assert not client.healthy and not client.restarting
+    assert client.state.status == "ended"
     assert time.monotonic() - began < 20
 
 
@@ -221,7 +243,7 @@ class NoLink:
 
 async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_replaced() -> None:
     """Its first and its last event may arrive together, before the client goes on with it."""
-    streams, started = Streams(incarnation=1, queue=RequestQueue.of(config())), []
+    streams, started = Streams(incarnation=1, queue=RequestQueue.of(config(), time.monotonic)), []
     ready = Ready(INFO, EngineStats())
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
@@ -232,10 +254,10 @@ async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_replaced() -> None:
         return INFO, NoLink()
 
     streams.take(ready)
-    client = StreamingClient(INFO, NoLink(), streams, None, restart=restart)
+    client = StreamingClient(INFO, NoLink(), streams, None, clock=time.monotonic, restart=restart)
     streams.take(Ended("the first one has ended"))
-    await until(lambda: started == [2, 3] and not client.restarting, "the third engine", 1)
-    assert client.healthy
+    await until(lambda: started == [2, 3] and client.state.status != "restarting", "the third engine", 1)
+    assert client.state.status != "ended"
     await client.close()
 
 
@@ -289,7 +311,7 @@ async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:
     tasks = asking(client, [request("a", 6, 400)])
     await until(lambda: client.stats().running, "it to run")
     os.kill(client.info.pid, signal.SIGKILL)
-    await until(lambda: client.restarting, "the end")
+    await until(lambda: client.state.status == "restarting", "the end")
     await client.close()
     with pytest.raises(EngineError, match="closed"):
         await tasks[0]

@@ -6,8 +6,16 @@ import pytest
 
 from penstock.engine.link.wire import ControlReply, Ended, Rejected, Step
 from penstock.engine.queue import RequestQueue
-from penstock.engine.streams import Streams
-from penstock.messages import DeadlineExceeded, EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
+from penstock.engine.streams import DeltaReader, Streams
+from penstock.messages import (
+    Completed,
+    DeadlineExceeded,
+    EngineError,
+    EngineStats,
+    QueueFull,
+    RequestRejected,
+    TokenDelta,
+)
 from tests.schedule.simulated import request
 
 
@@ -31,7 +39,7 @@ async def streams() -> Streams:
 async def test_deltas_of_another_incarnation_are_refused_and_counted(streams: Streams) -> None:
     stream = streams.open(request("a"))
     streams.take(step(delta(0, (5,), incarnation=1), delta(0, (6,)), delta(1, (7,), incarnation=3)))
-    assert [d.token_ids for d in await stream.read()] == [(6,)]
+    assert [d.token_ids for d in await DeltaReader(stream).read()] == [(6,)]
     assert streams.refused == 2
 
 
@@ -40,9 +48,9 @@ async def test_lost_or_doubled_tokens_end_the_stream(streams: Streams, offset: i
     stream = streams.open(request("a"))
     stream.sent = True
     streams.take(step(delta(0, (5, 6)), delta(offset, (9,), finish_reason=reason)))
-    assert [d.token_ids for d in await stream.read()] == [(5, 6)]
+    assert [d.token_ids for d in await DeltaReader(stream).read()] == [(5, 6)]
     with pytest.raises(EngineError, match=f"expected token 2, got token {offset}"):
-        await stream.read()
+        await DeltaReader(stream).read()
     assert streams.close(stream) == ["a"], "the engine has to be told"
 
 
@@ -60,9 +68,9 @@ async def test_deltas_of_two_streams_are_merged_apart(streams: Streams) -> None:
         streams.take(
             step(delta(2 + i, (10 + i,), cached_tokens=4), TokenDelta("b", 0, 1 + i, (20 + i,), incarnation=2), gone)
         )
-    (read,) = await stream.read()
+    (read,) = await DeltaReader(stream).read()
     assert (read.offset, read.token_ids, read.cached_tokens) == (0, (5, 6, 10, 11, 12), 4)
-    assert [d.token_ids for d in await other.read()] == [(1, 20, 21, 22)]
+    assert [d.token_ids for d in await DeltaReader(other).read()] == [(1, 20, 21, 22)]
 
 
 async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:
@@ -70,9 +78,9 @@ async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:
     streams.take(step(delta(0, (5,))))
     streams.take(Ended("it broke"))
     streams.take(step(delta(1, (6,))))
-    assert [d.token_ids for d in await stream.read()] == [(5,)]
+    assert [d.token_ids for d in await DeltaReader(stream).read()] == [(5,)]
     with pytest.raises(EngineError, match="it broke"):
-        await stream.read()
+        await DeltaReader(stream).read()
     assert not streams.close(stream)
     with pytest.raises(EngineError, match="it broke"):
         streams.open(request("b"))
@@ -80,11 +88,11 @@ async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:
 
 async def test_a_reader_is_woken(streams: Streams) -> None:
     stream = streams.open(request("a"))
-    reader = asyncio.create_task(stream.read())
+    reader = asyncio.create_task(DeltaReader(stream).read())
     await asyncio.sleep(0)
     streams.take(step(delta(0, (5,), finish_reason="length")))
     assert [d.token_ids for d in await reader] == [(5,)]
-    assert await stream.read() == []
+    assert await DeltaReader(stream).read() == []
     assert not streams.close(stream)
 
 
@@ -98,7 +106,7 @@ async def test_a_reader_that_gathers_is_woken_for_first_tokens_for_enough_tokens
         """The token ids of what is read after each delta."""
         found = []
         for each in deltas:
-            reader = asyncio.create_task(stream.read())
+            reader = asyncio.create_task(DeltaReader(stream).read())
             await asyncio.sleep(0)
             streams.take(step(each))
             await asyncio.sleep(0)
@@ -108,7 +116,7 @@ async def test_a_reader_that_gathers_is_woken_for_first_tokens_for_enough_tokens
         return found
 
     assert await read_while(delta(0, (5,))) == [[(5,)]]
-    reader = asyncio.create_task(stream.read())
+    reader = asyncio.create_task(DeltaReader(stream).read())
     await asyncio.sleep(0)
     for offset in (1, 2):
         streams.take(step(delta(offset, (5,))))
@@ -118,28 +126,28 @@ async def test_a_reader_that_gathers_is_woken_for_first_tokens_for_enough_tokens
     streams.take(step(delta(3, (5,))))
     assert [d.token_ids for d in await reader] == [(5, 5, 5)]
     assert await read_while(delta(4, (6,), finish_reason="length")) == [[(6,)]]
-    assert await stream.read() == []
+    assert await DeltaReader(stream).read() == []
 
 
 async def test_a_reader_that_gathers_is_woken_by_an_error(streams: Streams) -> None:
     stream = streams.open(request("a"))
     stream.gather = 100
     streams.take(step(delta(0, (5,))))
-    await stream.read()
-    reader = asyncio.create_task(stream.read())
+    await DeltaReader(stream).read()
+    reader = asyncio.create_task(DeltaReader(stream).read())
     await asyncio.sleep(0)
     streams.take(step(delta(1, (6,))))
     stream.fail(EngineError("the engine has ended"))
     assert [d.token_ids for d in await reader] == [(6,)]
     with pytest.raises(EngineError, match="has ended"):
-        await stream.read()
+        await DeltaReader(stream).read()
 
 
 async def test_a_rejection_ends_the_stream(streams: Streams) -> None:
     stream = streams.open(request("a"))
     streams.take(step(rejected=[Rejected("a", "no")]))
     with pytest.raises(RequestRejected, match="no"):
-        await stream.read()
+        await DeltaReader(stream).read()
     assert not streams.close(stream)
     assert not streams.busy
 
@@ -149,7 +157,7 @@ async def test_a_late_request_is_aborted_as_other_choices_may_run(streams: Strea
     stream.sent = True
     streams.take(step(rejected=[Rejected("a", "too late", "deadline")]))
     with pytest.raises(DeadlineExceeded, match="too late"):
-        await stream.read()
+        await DeltaReader(stream).read()
     assert streams.close(stream) == ["a"]
 
 
@@ -158,9 +166,9 @@ async def test_of_choices_that_go_on_apart_the_others_are_aborted_when_one_is_re
     streams.take(step(delta(0, (5,))))
     assert [each.request_id for each in streams.requests(stream)] == ["a#0", "a#1"]
     streams.take(step(rejected=[Rejected("a#0", "no")]))
-    await stream.read()
+    await DeltaReader(stream).read()
     with pytest.raises(RequestRejected, match="no"):
-        await stream.read()
+        await DeltaReader(stream).read()
     assert "a#1" in streams.close(stream)
 
 
@@ -200,9 +208,10 @@ async def test_no_more_streams_than_the_limit(streams: Streams) -> None:
 async def test_replies_go_to_who_asked(streams: Streams) -> None:
     first, second, third = (streams.expect_reply() for _ in range(3))
     third[1].cancel()
-    replies = [ControlReply(second[0], "two"), ControlReply(first[0], error="one failed"), ControlReply(third[0], "x")]
+    done, failed = ControlReply(second[0], Completed()), ControlReply(first[0], error="one failed")
+    replies = [done, failed, ControlReply(third[0], Completed())]
     streams.take(step(replies=replies))
-    assert await second[1] == "two"
+    assert await second[1] == Completed()
     with pytest.raises(ValueError, match="one failed"):
         await first[1]
     assert not streams.busy

@@ -9,14 +9,21 @@ import numpy as np
 
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
+    Completed,
+    ControlAnswer,
+    ControlMessage,
     EngineError,
     EngineInfo,
+    EngineState,
     EngineStats,
+    EngineStatus,
     FinishReason,
     GenerateRequest,
     RequestTiming,
+    Sleep,
     TokenDelta,
     TokenLogprobs,
+    Wake,
     pack_row,
 )
 
@@ -49,10 +56,7 @@ class ScriptedClient:
         )
         self.output = output
         self.cuts = cuts
-        self.healthy = True
-        self.restarting = False
-        self.restarts = 0
-        self.asleep = False
+        self.status: EngineStatus = "ready"
         self.closed = False
         self.queue = RequestQueue(max_num_seqs=8, max_waiting=1024, max_waiting_tokens=1 << 20, clock=time.monotonic)
         self.gate: asyncio.Event | None = None  # set: deltas after the first of a request wait for it
@@ -102,18 +106,23 @@ class ScriptedClient:
     def stats(self) -> EngineStats:
         return self._counters
 
-    async def control(self, message: str) -> str:
-        raise ValueError(message)
+    @property
+    def state(self) -> EngineState:
+        return EngineState(self.status)
 
-    async def sleep(self) -> None:
-        self.asleep = True
-
-    async def wake(self) -> None:
-        self.asleep = False
+    async def control(self, message: ControlMessage) -> ControlAnswer:
+        match message:
+            case Sleep():
+                self.status = "asleep"
+            case Wake():
+                self.status = "ready"
+            case _:
+                raise ValueError(message)
+        return Completed()
 
     async def close(self) -> None:
         self.closed = True
-        self.healthy = False
+        self.status = "ended"
         if self.gate is not None:
             self.gate.set()
 

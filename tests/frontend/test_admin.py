@@ -45,7 +45,7 @@ async def test_without_an_admin_key_they_are_off_elsewhere(
 ) -> None:
     site = make_site(**config)
     assert await statuses(site, OURS) == await statuses(site, {}) == {403}
-    assert not site.engine.asleep
+    assert site.engine.status != "asleep"
 
 
 async def test_they_need_the_admin_key_and_it_opens_nothing_else(make_site: Callable[..., Site]) -> None:
@@ -58,7 +58,7 @@ async def test_they_need_the_admin_key_and_it_opens_nothing_else(make_site: Call
 async def test_another_spelling_of_a_path_does_not_get_around_the_key(make_site: Callable[..., Site]) -> None:
     site = make_site(api_key="secret", admin_key="operator")
     keys = [(b"authorization", b"Bearer secret")]
-    assert await raw(site, b"/%73leep", "POST", keys) == 403 and not site.engine.asleep
+    assert await raw(site, b"/%73leep", "POST", keys) == 403 and site.engine.status != "asleep"
     assert await raw(site, b"/sleep", "POST", keys) == 401
 
 
@@ -90,10 +90,10 @@ async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
     await until(lambda: site.engine.running == 1)
     watching = asyncio.create_task(site.app.serving.sleep_when_unused(0.1))
     await asyncio.sleep(0.4)
-    assert not site.engine.asleep  # a request may take longer
+    assert site.engine.status != "asleep"  # a request may take longer
     site.engine.gate.set()
     await asking
-    await until(lambda: site.engine.asleep)
+    await until(lambda: site.engine.status == "asleep")
     watching.cancel()
 
 
@@ -193,7 +193,7 @@ async def test_a_failed_reload_leaves_the_old_version(site: Site, error: Excepti
     assert failed.status_code == 422 and str(error) in failed.json()["error"]["message"]
     assert after.beside == [not query]
     await site.post("/v1/completions", **ASK)
-    assert not site.engine.asleep and len(site.engine.requests) == 1
+    assert site.engine.status != "asleep" and len(site.engine.requests) == 1
     assert metric(site, 'penstock_reloads_total{result="failed"}') == "1.0"
 
 
@@ -207,7 +207,7 @@ async def test_nothing_new_is_no_reload(site: Site) -> None:
 async def waiting(site: Site, after: Next) -> asyncio.Task[httpx.Response]:
     """A reload with drain_first that starts its engine, once the old one has no requests."""
     reloading = asked(site, "/reload?drain_first=true")
-    await until(lambda: site.engine.asleep)
+    await until(lambda: site.engine.status == "asleep")
     return reloading
 
 
@@ -234,7 +234,7 @@ async def test_requests_that_take_too_long_stop_a_reload(make_site: Callable[...
     await until(lambda: site.engine.running == 1)
     refused = await site.http.post("/reload?drain_first=true")
     assert refused.status_code == 409 and "--drain-timeout" in refused.json()["error"]["message"]
-    assert (await site.http.get("/readyz")).status_code == 200 and not site.engine.asleep
+    assert (await site.http.get("/readyz")).status_code == 200 and site.engine.status != "asleep"
     site.engine.gate.set()
     await old
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from penstock.engine.queue import RequestQueue
-from penstock.messages import EngineInfo, EngineStats, RequestTiming
+from penstock.messages import EngineInfo, EngineState, EngineStats, RequestTiming
 from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
 from penstock.observe.histogram import Histogram
 from penstock.observe.metrics import Metrics
@@ -38,10 +38,7 @@ class Engine:
     """An engine with numbers to read."""
 
     info = INFO
-    healthy = True
-    restarting = False
-    restarts = 2
-    asleep = False
+    state = EngineState("ready", 2)
 
     def __init__(self) -> None:
         self.now = EngineStats()
@@ -122,7 +119,7 @@ def test_the_engines_numbers_are_read_at_the_scrape(
 
 def test_an_engine_that_has_ended_runs_nothing(metrics: Metrics, model: ModelMetrics, engine: Engine) -> None:
     engine.now = EngineStats(steps=7, running=3, waiting=2, blocks_total=(100,), blocks_held=(25,))
-    engine.healthy = False
+    engine.state = EngineState("ended", 2)
     found = samples(metrics)
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_healthy"):
         assert found[f"penstock_{name}{{model_name=m}}"] == 0

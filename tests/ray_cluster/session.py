@@ -150,7 +150,7 @@ async def told_of(fault: signal.Signals, client: StreamingClient) -> None:
     ends = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 30)
     reasons = {str(end) for end in ends if isinstance(end, EngineError)}
     assert reasons and all(f"(pid {victim} on " in reason for reason in reasons), ends
-    assert not client.healthy
+    assert client.state.status == "ended"
 
 
 async def shown(case: Case, folder: Path) -> None:

@@ -10,7 +10,7 @@ from penstock.bench.roofline import MachineRates, average
 from penstock.bench.timeline import Timeline, summarise
 from penstock.bench.workload import Case, WorkloadRequest, fixed
 from penstock.engine.processors import keep_off
-from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
+from penstock.messages import EngineClient, EngineStats, GenerateRequest, ResetCache, SamplingParams
 
 WARM_UP = Case(1, 32, 8)
 
@@ -58,7 +58,7 @@ def peak_memory(pid: int) -> int | None:
 
 async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any]:
     """Runs a case once, with an empty prefix cache. Returns its figures."""
-    await client.control("reset_prefix_cache")
+    await client.control(ResetCache())
     before = await settled(client)
     lines, elapsed = await run_items(client, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
     after = await settled(client)

@@ -2,24 +2,33 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from penstock.engine.link.wire import Abort, Add, Control, Finish, encode
 from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
 from penstock.engine.recovery import Recovery
-from penstock.engine.streams import Stream, Streams
+from penstock.engine.streams import DeltaReader, Streams
 from penstock.messages import (
+    Clock,
+    Completed,
+    ControlAnswer,
+    ControlMessage,
     DeadlineExceeded,
     EngineError,
     EngineInfo,
+    EngineState,
     EngineStats,
     FinishReason,
     GenerateRequest,
     RequestRejected,
+    Sleep,
+    Stream,
     TokenDelta,
+    Wake,
 )
 
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
@@ -66,17 +75,17 @@ class StreamingClient:
         streams: Streams,
         pace: Pace | None,
         *,
+        clock: Clock,
         restart: Restart | None = None,
     ) -> None:
-        """With `pace`, an engine that makes no steps is given up."""
+        """The times of requests are on `clock`. With `pace`, an engine that makes no steps is given up."""
         self.info = info
+        self.clock = clock
         self._link = link
         self._streams = streams
-        self._recovery = Recovery(time.monotonic)
+        self._recovery = Recovery(clock)
         self._restart = restart
         self._restarting: asyncio.Task[None] | None = None
-        self._restarts = 0
-        self._asleep = False
         self._loop = asyncio.get_running_loop()
         self._timer = None if pace is None else self._loop.call_later(pace.tick_seconds, self._tick, pace)
         if restart is not None:
@@ -86,9 +95,10 @@ class StreamingClient:
         """Deltas until every choice has finished, see messages.EngineClient. Closing it early aborts the request."""
         stream = self.open(request)
         stream.gather = gather
+        reader = DeltaReader(stream)
         timers = self._timers(stream)
         try:
-            while deltas := await stream.read():
+            while deltas := await reader.read():
                 for delta in deltas:
                     yield delta
         except DeadlineExceeded:
@@ -102,7 +112,7 @@ class StreamingClient:
     def open(self, request: GenerateRequest) -> Stream:
         """Send a request. The caller must `release` the stream of its deltas. Raises what `generate` raises before
         them."""
-        frame = _encode_request(request)
+        frame = self._encode(request)
         self._recovery.check(request)
         stream = self._streams.open(request)
         if self._streams.down or self._recovery.holding:
@@ -123,7 +133,8 @@ class StreamingClient:
         self._link.send(encode(Finish(name, choice, reason, keep)))
 
     def abort(self, request_id: str) -> None:
-        self._link.send(encode(Abort(request_id)))
+        for name in self._streams.abort(request_id):
+            self._link.send(encode(Abort(name)))
 
     def stats(self) -> EngineStats:
         return self._streams.stats
@@ -133,20 +144,8 @@ class StreamingClient:
         return self._streams.queue
 
     @property
-    def healthy(self) -> bool:
-        return not self._streams.failure
-
-    @property
-    def restarting(self) -> bool:
-        return bool(self._streams.down) and not self._asleep
-
-    @property
-    def asleep(self) -> bool:
-        return self._asleep
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
+    def state(self) -> EngineState:
+        return self._streams.state
 
     @property
     def idle(self) -> bool:
@@ -154,7 +153,7 @@ class StreamingClient:
         return self._streams.idle
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Let `call` be called when `restarting`, `asleep` or `healthy` may have changed."""
+        """Let `call` be called when `state` has changed."""
         self._streams.on_state = call
 
     @property
@@ -162,27 +161,16 @@ class StreamingClient:
         """Why the engine has ended for good, or ""."""
         return self._streams.failure
 
-    async def sleep(self) -> None:
-        """See messages.EngineClient."""
-        if self._asleep:
-            return
-        if self._restart is None:
-            raise EngineError("this engine cannot sleep, as it cannot be started again")
-        if self._streams.failure or self._streams.down or not self._streams.idle:
-            raise EngineError("the engine works on requests or is not ready, and cannot sleep now")
-        self._asleep = True
-        self._streams.rest(_ASLEEP)
-        await self._link.close()
-
-    async def wake(self) -> None:
-        """See messages.EngineClient."""
-        self._begin_to_wake()
-        if self._restarting is not None:
-            await asyncio.wait([self._restarting])
-        if self._streams.failure:
-            raise EngineError(self._streams.failure)
-
-    async def control(self, message: str) -> str:
+    async def control(self, message: ControlMessage) -> ControlAnswer:
+        """See messages.EngineClient. A client that can start the engine executes Sleep and Wake itself; else the other
+        end does, if it can."""
+        match message:
+            case Sleep() if self._restart is not None:
+                await self._sleep()
+                return Completed()
+            case Wake() if self._restart is not None:
+                await self._wake()
+                return Completed()
         serial, reply = self._streams.expect_reply()
         self._link.send(encode(Control(serial, message)))
         return await reply
@@ -204,13 +192,46 @@ class StreamingClient:
             if not stream.has_tokens:
                 stream.fail(DeadlineExceeded(_NO_TOKEN))
 
-        now = time.monotonic()
+        now = self.clock()
         if request.first_token_deadline is not None:
             timers.append(self._loop.call_later(max(request.first_token_deadline - now, 0.0), first))
         if request.deadline is not None:
             after = max(request.deadline - now, 0.0)
             timers.append(self._loop.call_later(after, lambda: stream.fail(DeadlineExceeded(_NOT_DONE))))
         return timers
+
+    # -- sleep ------------------------------------------------------------------------------------------------
+
+    async def _sleep(self) -> None:
+        """See messages.Sleep."""
+        streams = self._streams
+        if streams.state.status == "asleep":
+            return
+        if streams.state.status != "ready" or not streams.idle:
+            raise EngineError("the engine works on requests or is not ready, and cannot sleep now")
+        streams.rest(_ASLEEP, "asleep")
+        await self._link.close()
+
+    async def _wake(self) -> None:
+        """See messages.Wake."""
+        self._begin_to_wake()
+        if self._restarting is not None:
+            await asyncio.wait([self._restarting])
+        if self._streams.failure:
+            raise EngineError(self._streams.failure)
+
+    def _begin_to_wake(self) -> None:
+        if self._streams.state.status == "asleep":
+            self._streams.become("restarting")
+            self._restarting = self._loop.create_task(self._start_sleeping())
+
+    async def _start_sleeping(self) -> None:
+        """Start the engine that was ended, and send it what has come since."""
+        began = self._loop.time()
+        await self._link.close()
+        if await self._start(_ASLEEP, 0.0):
+            log.info("the engine is awake after %.1f s", self._loop.time() - began)
+            self._send_waiting()
 
     # -- an engine that ends ----------------------------------------------------------------------------------
 
@@ -231,19 +252,6 @@ class StreamingClient:
     def _engine_failed(self, reason: str) -> None:
         self._restarting = self._loop.create_task(self._replace(reason))
 
-    def _begin_to_wake(self) -> None:
-        if self._asleep:
-            self._asleep = False
-            self._restarting = self._loop.create_task(self._wake())
-
-    async def _wake(self) -> None:
-        """Start the engine that was ended, and send it what has come since."""
-        began = self._loop.time()
-        await self._link.close()
-        if await self._start(_ASLEEP, 0.0):
-            log.info("the engine is awake after %.1f s", self._loop.time() - began)
-            self._send_waiting()
-
     async def _replace(self, reason: str) -> None:
         """Start an engine in the place of one that has ended, and go on with its requests."""
         began, streams = self._loop.time(), self._streams
@@ -252,7 +260,7 @@ class StreamingClient:
         await self._link.close()
         if not await self._start(reason, self._recovery.delay()):
             return
-        self._restarts += 1
+        streams.follow(replace(streams.state, restarts=streams.state.restarts + 1))
         resumed = self._send_waiting()
         log.warning(
             "the engine is back after %.1f s; %d requests go on, and %s",
@@ -305,14 +313,14 @@ class StreamingClient:
 
     def _send(self, stream: Stream) -> None:
         for request in self._streams.requests(stream):
-            self._link.send(encode(Add(request)))
+            self._link.send(encode(Add(request, self.clock())))
 
-
-def _encode_request(request: GenerateRequest) -> bytes:
-    """Encode a request. Raises RequestRejected for a value that msgpack cannot hold, such as a token id of 2**70."""
-    if not isinstance(request.request_id, str):
-        raise RequestRejected(f"request id {request.request_id!r} is not a string")
-    try:
-        return encode(Add(request))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RequestRejected(f"invalid request: {error}") from error
+    def _encode(self, request: GenerateRequest) -> bytes:
+        """Encode a new request. Raises RequestRejected for a value that msgpack cannot hold, such as a token id of
+        2**70."""
+        if not isinstance(request.request_id, str):
+            raise RequestRejected(f"request id {request.request_id!r} is not a string")
+        try:
+            return encode(Add(request, self.clock()))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RequestRejected(f"invalid request: {error}") from error

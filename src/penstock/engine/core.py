@@ -6,19 +6,23 @@ import time
 import msgspec
 
 from penstock.engine.link.channel import Channel
-from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
+from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Refused, Rejected, Step, Stop
 from penstock.engine.meter import StepMeter
 from penstock.messages import (
     OUT_OF_MEMORY,
     Capacity,
     Clock,
+    Completed,
     EngineStats,
     Executor,
     FinishReason,
+    ForgottenBlocks,
     GenerateRequest,
     Grammar,
     RequestRejected,
+    ResetCache,
     TokenDelta,
+    Wake,
 )
 from penstock.schedule import Scheduler
 
@@ -158,7 +162,7 @@ class EngineCore:
             self._channel.post(out)
             self._out = Step()
 
-    def _execute(self, command: Command | Rejected) -> None:
+    def _execute(self, command: Command | Refused) -> None:
         now = self._clock()
         match command:
             case Add():
@@ -178,6 +182,8 @@ class EngineCore:
                 self._out.replies.append(self._control(command))
             case Rejected():
                 self._out.rejected.append(command)
+            case ControlReply():
+                self._out.replies.append(command)
             case Stop():
                 self._stop_reason = command.reason
 
@@ -217,10 +223,14 @@ class EngineCore:
 
     def _control(self, command: Control) -> ControlReply:
         match command.message:
-            case "reset_prefix_cache":
+            case ResetCache():
+                blocks = self._scheduler.stats(*self._meter.seconds).blocks_cached
                 self._scheduler.reset_prefix_cache()
-                return ControlReply(command.serial, "the prefix cache is empty")
-        return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
+                return ControlReply(command.serial, ForgottenBlocks(blocks))
+            case Wake():
+                return ControlReply(command.serial, Completed())
+        error = "this engine cannot sleep, as it cannot be started again"  # a client that can start it executes Sleep
+        return ControlReply(command.serial, error=error, cause="engine")
 
 
 def _late(seconds: float) -> str:

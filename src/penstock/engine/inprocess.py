@@ -5,31 +5,40 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.client import CLOSE_SECONDS, StreamingClient
 from penstock.engine.link.channel import COMMANDS_AT_ONCE
+from penstock.engine.link.commands import CommandReader
 from penstock.engine.link.merge import StepBuffer
-from penstock.engine.link.wire import Command, Ended, Event, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.link.wire import Command, Ended, Event, Ready, Refused, Step, Stop, encode
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
+from penstock.messages import Clock
 
 log = logging.getLogger(__name__)
 
 
-async def start_thread(config: EngineConfig, backend: EngineBackend = MODEL_BACKEND) -> StreamingClient:
-    """Start an engine on a thread and wait until it is ready. EngineError gives the reason where that fails."""
-    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
+async def start_thread(
+    config: EngineConfig, backend: EngineBackend = MODEL_BACKEND, clock: Clock = time.monotonic
+) -> StreamingClient:
+    """Start an engine on a thread and wait until it is ready. EngineError gives the reason where that fails.
+
+    `clock` is the client's; the engine has its own.
+    """
+    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config, clock))
     thread = EngineThread(config, backend, streams)
     try:
         info = await streams.info
     except BaseException:
         await thread.close()
         raise
-    return StreamingClient(info, thread, streams, Pace(config.max_num_batched_tokens, config.step_deadline))
+    pace = Pace(config.max_num_batched_tokens, config.step_deadline)
+    return StreamingClient(info, thread, streams, pace, clock=clock)
 
 
 class QueueChannel:
@@ -38,6 +47,7 @@ class QueueChannel:
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify  # called from the engine's thread once for all that `take` returns next
         self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader = CommandReader(time.monotonic)
         self._lock = threading.Lock()
         self._steps = StepBuffer()
         self._announced: list[Ready | Ended] = []
@@ -54,14 +64,14 @@ class QueueChannel:
             self._announced.clear()
         return events
 
-    def receive(self, *, wait: float) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Refused]:
         frames = []
         with contextlib.suppress(queue.Empty):
             if wait:
                 frames.append(self._commands.get(timeout=wait))
             while len(frames) < COMMANDS_AT_ONCE:
                 frames.append(self._commands.get_nowait())
-        return [command for frame in frames if (command := decode_command(frame)) is not None]
+        return [command for frame in frames if (command := self._reader.read(frame)) is not None]
 
     def post(self, step: Step) -> None:
         with self._lock:

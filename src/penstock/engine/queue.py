@@ -1,11 +1,9 @@
 """Bounds the requests that wait for their first step, and estimates how long they wait."""
 
 import math
-import time
-from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
-from penstock.messages import LATER_PRIORITY, QueueFull
+from penstock.messages import LATER_PRIORITY, Clock, QueueFull
 
 WINDOW = 30.0  # seconds with waiting requests, over which the rate is measured
 MOST_SECONDS = 120  # the largest Retry-After
@@ -18,7 +16,7 @@ class RequestQueue:
     It is in the API process, so that a refusal does not wait for a step. Tokens are those of prompts.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_waiting: int, max_waiting_tokens: int, clock: Callable[[], float]):
+    def __init__(self, *, max_num_seqs: int, max_waiting: int, max_waiting_tokens: int, clock: Clock):
         self.requests = self.tokens = 0  # that wait
         self.refused = self.late = 0
         self._max_num_seqs, self.max_waiting, self.max_waiting_tokens = max_num_seqs, max_waiting, max_waiting_tokens
@@ -29,12 +27,12 @@ class RequestQueue:
         self._seconds = self._started_requests = self._started_tokens = 0.0
 
     @classmethod
-    def of(cls, config: EngineConfig) -> "RequestQueue":
+    def of(cls, config: EngineConfig, clock: Clock) -> "RequestQueue":
         return cls(
             max_num_seqs=config.max_num_seqs,
             max_waiting=config.max_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
-            clock=time.monotonic,
+            clock=clock,
         )
 
     @property

@@ -9,10 +9,9 @@ prompt ends two engines at most. Requests that had been answered, or that had no
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from penstock.engine.streams import Stream
-from penstock.messages import EndsEngines, EngineError, GenerateRequest
+from penstock.messages import Clock, EndsEngines, EngineError, GenerateRequest, Stream
 
 MOST_ENDS = 4  # of engines that a request may see, one after the other, with little progress between them
 PROGRESS = 32  # answers of an engine after which its end does not count against a request
@@ -27,7 +26,7 @@ class Starts:
     """The starts of a process that ends, each later than the one before. The minute does not count the time in which
     the process only starts: a model that takes long to load, and cannot be, is given up as any other."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._times: deque[float] = deque()
         self._began: float | None = None  # when the process began to start; None once it is ready
@@ -56,7 +55,7 @@ class Starts:
 class Recovery:
     """The requests that wait for an engine, and the prompts that are refused."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at_once: list[Stream] = []
         self._held: deque[Stream] = deque()

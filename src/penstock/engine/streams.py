@@ -7,151 +7,52 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from penstock.engine.link.merge import DeltaBuffer
-from penstock.engine.link.wire import Ended, Event, Ready, Rejected, Step
+from penstock.engine.link.wire import Ended, Event, Ready, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
+    ControlAnswer,
     EngineError,
     EngineInfo,
+    EngineState,
     EngineStats,
+    EngineStatus,
     FinishReason,
     GenerateRequest,
     RequestRejected,
+    Stream,
     TokenDelta,
 )
 
 log = logging.getLogger(__name__)
 
 
-class Stream:
-    """Buffers the deltas of one request until its consumer reads them. Bounded by the request's own max_tokens.
+class DeltaReader:
+    """Lets one task at a time wait for the deltas of a stream."""
 
-    It also holds all tokens of unfinished choices, so that another engine can go on after them.
-    """
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.request = request
-        self.waits = True  # no engine has begun it
-        self.sent = False  # to the engine that runs now
-        self.begun = False  # that engine has computed a step of it, or was about to
-        self.answered = 0  # messages with tokens that this engine has sent
-        self.closed = False
-        self.gather = 1  # tokens that wake the reader; a choice's first token and its end wake it at once
-        self._unread = 0  # tokens pushed since the last `read`
-        choices = range(request.first_choice, request.first_choice + request.n)
-        self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
-        self.has_tokens = False  # some engine has sent something
-        self._endings: dict[int, tuple[FinishReason, int]] = {}  # choices that the client ended, until the engine does
-        self._names: dict[int, str] = {}  # the engine's names of choices that were resumed apart
-        self._buffer = DeltaBuffer()
-        self.error: Exception | None = None  # what the stream ends with, after what has been pushed
-        self._refused = False  # by the engine, which works on no part of it
-        self._reader: asyncio.Future[None] | None = None  # of `read`, while it blocks
-        self.notify: Callable[[], None] = self._wake_reader  # called after each change
-
-    @property
-    def in_engine(self) -> bool:
-        """True while the engine may still work on the request."""
-        return bool(self._outputs) and not self._refused
-
-    def push(self, delta: TokenDelta) -> None:
-        """Take a delta that continues its choice; anything else means that tokens were lost, and ends the stream."""
-        output = self._outputs.get(delta.choice)
-        if output is None:
-            return  # that choice has ended
-        expected = len(output)
-        if delta.offset != expected and (delta.offset > expected or delta.finish_reason is None):
-            self.fail(EngineError(f"choice {delta.choice}: expected token {expected}, got token {delta.offset}"))
-            return
-        self.has_tokens = True
-        self.answered += 1
-        self._unread += len(delta.token_ids)
-        due = not output or self._unread >= self.gather
-        if delta.finish_reason is None:
-            output += delta.token_ids
-        else:
-            due = True
-            del self._outputs[delta.choice]
-        if self._names:
-            delta = replace(delta, request_id=self.request.request_id)
-        self._buffer.push(delta)
-        if due:
-            self.notify()
-
-    def reject(self, rejected: Rejected) -> None:
-        """The request is not served, or no longer."""
-        # Other choices of a late request, or of one whose choices went on apart, may still run: `Streams.close` returns
-        # their names.
-        self._refused = rejected.cause != "deadline" and not self._names
-        self.fail(rejected.error())
-
-    def fail(self, error: Exception) -> None:
-        """End the stream after what has been pushed. The first error stays."""
-        self.error = self.error or error
-        self.notify()
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._woken: asyncio.Future[None] | None = None  # while `read` blocks
+        stream.notify = self._wake
 
     async def read(self) -> list[TokenDelta]:
-        """Return new deltas merged per choice, none at the end. If there are none yet, blocks until `gather` tokens are
-        there, or a choice's first token or end. Raises `fail`'s error. One reader may block at a time."""
-        while not self._buffer:
-            if self.error is not None:
-                raise self.error
-            if not self._outputs:
+        """Return new deltas merged per choice, none at the end. Raises the stream's error.
+
+        If there are none yet, blocks until the stream has `gather` tokens, or a choice's first token or end.
+        """
+        stream = self._stream
+        while not stream.unread:
+            if stream.error is not None:
+                raise stream.error
+            if stream.complete:
                 return []
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        self._unread = 0
-        return self._buffer.take()
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+        return stream.take()
 
-    def _wake_reader(self) -> None:
-        reader = self._reader
-        if reader is not None and not reader.done():  # done: it was woken already, or cancelled
-            reader.set_result(None)
-
-    def take(self) -> list[TokenDelta]:
-        """Return what `read` would, without blocking."""
-        return self._buffer.take()
-
-    def aborted(self) -> list[TokenDelta]:
-        """Return what ends the unfinished choices after what has been read."""
-        name = self.request.request_id
-        return [TokenDelta(name, choice, len(output), (), "abort") for choice, output in self._outputs.items()]
-
-    # -- its place in an engine -------------------------------------------------------------------------------
-
-    def names(self) -> list[str]:
-        """The engine's names of what is unfinished."""
-        return [self._names[choice] for choice in self._outputs] if self._names else [self.request.request_id]
-
-    def finish(self, choice: int, reason: FinishReason, keep: int) -> str:
-        """Note that the client ends a choice after `keep` tokens. Return the engine's name of it."""
-        self._endings[choice] = (reason, keep)
-        return self._names.get(choice, self.request.request_id)
-
-    def requests(self) -> list[GenerateRequest]:
-        """Return what a new engine must be sent: the request, or one for each unfinished choice with its tokens so
-        far."""
-        self.sent, self.begun, self.answered = True, False, 0
-        for choice, (reason, keep) in self._endings.items():
-            self.push(TokenDelta(self.request.request_id, choice, keep, (), reason))
-        request = self.request
-        if not self.has_tokens:
-            return [request]
-        if request.n > 1:
-            self._names = {choice: f"{request.request_id}#{choice}" for choice in self._outputs}
-        return [
-            replace(
-                request,
-                request_id=self._names.get(choice, request.request_id),
-                output_ids=tuple(output),
-                first_token_deadline=None if output else request.first_token_deadline,
-                n=1,
-                first_choice=choice,
-                # The prompt's logprobs come with the first token.
-                sampling=replace(request.sampling, prompt_logprobs=None) if output else request.sampling,
-            )
-            for choice, output in self._outputs.items()
-        ]
+    def _wake(self) -> None:
+        woken = self._woken
+        if woken is not None and not woken.done():  # done: it was woken already, or cancelled
+            woken.set_result(None)
 
 
 class Streams:
@@ -170,15 +71,16 @@ class Streams:
         self.refused = 0  # deltas of another incarnation
         self.failure = ""  # why the engine ended for good
         self.down = ""  # why the last engine ended, until the next one is ready
+        self.state = EngineState()
         self.on_failure: Callable[[str], None] | None = None
         self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
-        self.on_state: Callable[[], None] = lambda: None  # called when the engine rests, is back, or has ended for good
+        self.on_state: Callable[[], None] = lambda: None  # called when `state` has changed
         self._incarnation = incarnation
         self._streams: dict[str, Stream] = {}
         self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
         self._aborting: set[str] = set()  # closed early, and the engine has not confirmed the abort
         self._serials = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[str]] = {}
+        self._replies: dict[int, asyncio.Future[ControlAnswer]] = {}
         self._earlier: EngineStats | None = None  # what earlier engines counted
         self._ended_early = ""  # why a new engine ended between Ready and `resumed`
 
@@ -229,7 +131,12 @@ class Streams:
         stream = self._streams.get(request_id)
         return request_id if stream is None else stream.finish(choice, reason, keep)
 
-    def expect_reply(self) -> tuple[int, asyncio.Future[str]]:
+    def abort(self, request_id: str) -> list[str]:
+        """Note that the client ends a request. Return the names under which the engine works on it."""
+        stream = self._streams.get(request_id)
+        return [] if stream is None else stream.abort()
+
+    def expect_reply(self) -> tuple[int, asyncio.Future[ControlAnswer]]:
         """Return the serial of a control message, and the future of its reply."""
         if self.failure or self.down:
             raise EngineError(self.failure or f"the engine starts again ({self.down}): try again in a few seconds")
@@ -270,14 +177,22 @@ class Streams:
         if not started or self.on_failure is None:
             self.end(reason)
             return
-        self.rest(reason)
+        self.rest(reason, "restarting")
         self.on_failure(reason)
 
-    def rest(self, reason: str) -> None:
-        """Take note that the engine is ended on purpose, and can be started again."""
+    def rest(self, reason: str, status: EngineStatus) -> None:
+        """Take note that there is no engine now, but that one can be started again."""
         self.down = reason
         self._fail_replies(reason)
         self._earlier = self.stats = self.stats.ended()
+        self.become(status)
+
+    def become(self, status: EngineStatus) -> None:
+        self.follow(replace(self.state, status=status))
+
+    def follow(self, state: EngineState) -> None:
+        """Take the state of the engine, as another process has it or as it is known here."""
+        self.state = state
         self.on_state()
 
     def begin(self, incarnation: int) -> None:
@@ -289,7 +204,7 @@ class Streams:
     def resumed(self) -> None:
         """Take note that the new engine is ready. If it has ended since, it fails here."""
         self.down = ""
-        self.on_state()
+        self.become("ready")
         if self._ended_early:
             self.fail(self._ended_early)
 
@@ -315,7 +230,7 @@ class Streams:
         if not self.info.done():
             self.info.set_exception(EngineError(reason))
         self._fail_replies(reason)
-        self.on_state()
+        self.become("ended")
 
     def _fail_replies(self, reason: str) -> None:
         for future in self._replies.values():
@@ -331,8 +246,9 @@ class Streams:
         self.stats = stats if self._earlier is None else stats.after(self._earlier)
 
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
+        current = self._incarnation
         for delta in deltas:
-            if delta.incarnation != self._incarnation is not None:
+            if current is not None and delta.incarnation != current:
                 self._refuse(delta)
             elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
@@ -351,7 +267,7 @@ class Streams:
                 stream.notify()
         for rejected in step.rejected:
             if (stream := self._find(rejected.request_id)) is not None:
-                stream.reject(rejected)
+                stream.refuse(rejected.error())
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             reply.settle(self._replies.pop(reply.serial, None))

@@ -42,16 +42,16 @@ class AdminRoutes:
     async def _sleep(self, request: Request) -> Response:
         _check_admin(request)
         await self._serving.sleep()
-        return _json({"is_sleeping": self._serving.model.client.asleep})
+        return _json({"is_sleeping": self._serving.asleep})
 
     async def _wake(self, request: Request) -> Response:
         _check_admin(request)
         await self._serving.wake()
-        return _json({"is_sleeping": self._serving.model.client.asleep})
+        return _json({"is_sleeping": self._serving.asleep})
 
     async def _is_sleeping(self, request: Request) -> Response:
         _check_admin(request)
-        return _json({"is_sleeping": self._serving.model.client.asleep})
+        return _json({"is_sleeping": self._serving.asleep})
 
 
 def _check_admin(request: Request) -> None:

@@ -206,14 +206,14 @@ class _Probes:
     async def _ready(self, request: Request) -> Response:
         if self._lifecycle.draining:
             return _json({"status": "draining"}, 503)
-        client = self._serving.model.client
-        if client.restarting:
+        status = self._serving.model.client.state.status
+        if status == "restarting":
             return _json({"status": "the engine is started again"}, 503)
         if self._serving.holding:
             return _json({"status": "the model is reloaded"}, 503)
-        if not client.healthy:
+        if status == "ended":
             return _json({"status": ENGINE_ENDED}, 503)
-        return _json({"status": "asleep" if client.asleep else "ready"})  # a request wakes it
+        return _json({"status": status})  # a request wakes it
 
     async def _show_version(self, request: Request) -> Response:
         return _json({"version": __version__})

@@ -93,7 +93,7 @@ class LocalRequests:
                 if answer.status not in RETRY_STATUSES:
                     return answer
             except EngineError:
-                if not self._model.client.healthy:
+                if self._model.client.state.status == "ended":
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 

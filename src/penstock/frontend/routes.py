@@ -194,7 +194,7 @@ class _GenerateRoute(_Route):
         site, info = self._site, request_info(scope)
         read = getattr(self._wire.package, self._function)
         model = site.serving.model
-        if not model.client.healthy:
+        if model.client.state.status == "ended":
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
         check_generates(model)
         if site.tracer is not None:

@@ -9,7 +9,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Prepare, Reloads, busy
 from penstock.frontend.versions.series import Series
-from penstock.messages import EngineError
+from penstock.messages import EngineError, Sleep, Wake
 from penstock.observe.metrics import Metrics
 
 _log = logging.getLogger("penstock.serving")
@@ -90,7 +90,12 @@ class Serving:
     @property
     def healthy(self) -> bool:
         """False once the engine of the version has ended for good."""
-        return self.model.client.healthy
+        return self.model.client.state.status != "ended"
+
+    @property
+    def asleep(self) -> bool:
+        """True while the engine of the version is asleep."""
+        return self.model.client.state.status == "asleep"
 
     @property
     def holding(self) -> bool:
@@ -150,7 +155,7 @@ class Serving:
             if self.version.requests:
                 raise busy(f"{self.version.requests} requests are being answered; try again when they have ended")
             try:
-                await self.model.client.sleep()
+                await self.model.client.control(Sleep())
             except EngineError as error:
                 raise busy(str(error)) from error
             _log.info("%s is asleep: its engine has ended, and the next request starts it", self.model.name)
@@ -159,7 +164,7 @@ class Serving:
         """Returns when the engine is there. Raises EngineError, and APIError 409 while a reload holds requests back."""
         if self.holding:
             raise busy("a reload is in progress; try again when it has ended")
-        await self.model.client.wake()
+        await self.model.client.control(Wake())
         self.version.used = time.monotonic()
 
     async def sleep_when_unused(self, seconds: float) -> None:
@@ -167,7 +172,7 @@ class Serving:
         while True:
             version, client = self.version, self.model.client
             left = version.used + seconds - time.monotonic()
-            if left <= 0 and not (version.requests or client.asleep or client.restarting):
+            if left <= 0 and not version.requests and client.state.status == "ready":
                 with contextlib.suppress(APIError):  # a reload, or a request that has just come
                     await self.sleep()
             await asyncio.sleep(max(left, min(seconds, 1.0)))

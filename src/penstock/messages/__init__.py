@@ -1,16 +1,20 @@
-"""Frozen structs that packages and processes exchange, and the protocols of engine client and executor. No behaviour
-but packing, what a window sees, and the keys of blocks."""
+"""Structs that packages and processes exchange, the protocols of engine client and executor, and what several clients
+share: a stream's state and the keys of blocks, without anything that waits."""
 
 from penstock.messages.block_keys import BlockKeys
+from penstock.messages.control import Completed, ControlAnswer, ControlMessage, ForgottenBlocks, ResetCache, Sleep, Wake
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
     BlockChanges,
     EngineInfo,
+    EngineState,
     EngineStats,
+    EngineStatus,
     RequestTiming,
     TokenDelta,
 )
+from penstock.messages.delta_buffer import DeltaBuffer
 from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
@@ -39,6 +43,7 @@ from penstock.messages.protocols import (
     RequestRejected,
 )
 from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.stream import Stream
 from penstock.messages.window import Window
 
 __all__ = [
@@ -50,14 +55,21 @@ __all__ = [
     "BlockKeys",
     "Capacity",
     "Clock",
+    "Completed",
+    "ControlAnswer",
+    "ControlMessage",
     "DeadlineExceeded",
+    "DeltaBuffer",
     "EndsEngines",
     "EngineClient",
     "EngineError",
     "EngineInfo",
+    "EngineState",
     "EngineStats",
+    "EngineStatus",
     "Executor",
     "FinishReason",
+    "ForgottenBlocks",
     "GenerateRequest",
     "Grammar",
     "Identity",
@@ -70,14 +82,18 @@ __all__ = [
     "QueueFull",
     "RequestRejected",
     "RequestTiming",
+    "ResetCache",
     "SamplingParams",
     "SequenceResult",
+    "Sleep",
     "StepPlan",
     "StepResult",
     "StepTiming",
+    "Stream",
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",
+    "Wake",
     "Window",
     "Work",
     "check_sampling",

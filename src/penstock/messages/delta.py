@@ -1,6 +1,7 @@
 """Messages from an engine to its client: new tokens of a choice, stats, and facts about the engine."""
 
 from itertools import zip_longest
+from typing import Literal
 
 import msgspec
 
@@ -127,3 +128,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRow, ...] = ()
     identity: Identity = Identity()
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
+
+
+# restarting: it is started after it had ended or was asleep; requests wait and streams pause. asleep: it was ended by
+# `Sleep`, and a request or `Wake` starts it. ended: it is not started again.
+EngineStatus = Literal["ready", "restarting", "asleep", "ended"]
+
+
+class EngineState(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of an engine since its first start."""
+
+    status: EngineStatus = "ready"
+    restarts: int = 0  # starts after it had ended by itself

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from penstock.messages.delta import EngineInfo, EngineStats, TokenDelta
+from penstock.messages.control import ControlAnswer, ControlMessage
+from penstock.messages.delta import EngineInfo, EngineState, EngineStats, TokenDelta
 from penstock.messages.plan import Capacity, FinishReason, StepPlan, StepResult
 from penstock.messages.request import GenerateRequest, Grammar
 
@@ -83,10 +84,18 @@ class Queue(Protocol):
 class EngineClient(Protocol):
     """One engine, wherever it runs. Every method is called from one event loop."""
 
-    info: EngineInfo
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine. Another one that was started in its place has other ones."""
+        ...
 
     @property
+    def state(self) -> EngineState: ...
+    @property
     def queue(self) -> Queue: ...
+    def stats(self) -> EngineStats:
+        """Return the stats after the last step received. Never blocks."""
+        ...
 
     def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncIterator[TokenDelta]:
         """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
@@ -101,42 +110,13 @@ class EngineClient(Protocol):
         """End a choice that needs no more tokens and keep its first `keep` output tokens. Unknown ids are ignored."""
         ...
 
-    def abort(self, request_id: str) -> None: ...
-    def stats(self) -> EngineStats:
-        """Return the stats after the last step received. Never blocks."""
+    def abort(self, request_id: str) -> None:
+        """End all choices of a request. Unknown ids are ignored."""
         ...
 
-    @property
-    def healthy(self) -> bool:
-        """False once the engine has ended for good."""
-        ...
-
-    @property
-    def restarting(self) -> bool:
-        """True while the engine is started again after it ended. Requests wait, and streams pause."""
-        ...
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine was started again."""
-        ...
-
-    @property
-    def asleep(self) -> bool:
-        """True after `sleep`, until a request or `wake` begins to start the engine again."""
-        ...
-
-    async def sleep(self) -> None:
-        """End the engine to give its memory back. The next request, or `wake`, starts it again. Raises EngineError
-        while requests are open, and for an engine that cannot be started again."""
-        ...
-
-    async def wake(self) -> None:
-        """Return when the engine is not asleep and not being started. Raises EngineError if it does not start."""
-        ...
-
-    async def control(self, message: str) -> str:
-        """Execute an operator's command: 'reset_prefix_cache'. Raises ValueError for any other."""
+    async def control(self, message: ControlMessage) -> ControlAnswer:
+        """Execute an operator's message, which says what its answer is. Raises EngineError if the engine cannot execute
+        it now, and RequestRejected for a message that the engine does not have."""
         ...
 
     async def close(self) -> None: ...

@@ -89,7 +89,19 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
     priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
-    arrival: float = 0.0  # seconds on the machine's monotonic clock; 0: when the engine receives the request
-    deadline: float | None = None  # of the last token, on the same clock
-    first_token_deadline: float | None = None  # same clock
+    # Seconds on the clock of the process that holds the request. A link to a process with another clock converts them.
+    arrival: float = 0.0  # 0: when the engine receives the request
+    deadline: float | None = None  # of the last token
+    first_token_deadline: float | None = None
     prediction_ids: tuple[int, ...] = ()  # what the output is expected to be, for drafts; it changes no token
+
+    def on_clock(self, ahead: float) -> "GenerateRequest":
+        """Return the same request with its times on a clock that is `ahead` seconds ahead."""
+        if not self.arrival and self.deadline is None and self.first_token_deadline is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            arrival=self.arrival and self.arrival + ahead,
+            deadline=None if self.deadline is None else self.deadline + ahead,
+            first_token_deadline=None if self.first_token_deadline is None else self.first_token_deadline + ahead,
+        )

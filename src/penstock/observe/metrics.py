@@ -19,7 +19,7 @@ from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts
 from penstock.observe.model_metrics import REASONS, EngineView, ModelMetrics
 from penstock.observe.processes import usage
-from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves
+from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves, sleeps
 
 T = TypeVar("T")
 _PREFIXES = ("penstock_", "vllm:")
@@ -234,7 +234,7 @@ class _ModelSeries:
         )
         for name, model in self._models.items():
             version.add_metric([name, model.fingerprint], 1.0)
-            if not model.engine.asleep and (used := usage(model.engine.info.pid)) is not None:
+            if not sleeps(model.engine) and (used := usage(model.engine.info.pid)) is not None:
                 memory.add_metric([name], used[0])
                 seconds.add_metric([name], used[1])
             peak = model.machine(load[name])

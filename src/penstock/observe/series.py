@@ -9,7 +9,11 @@ from penstock.observe.model_metrics import EngineView, Latencies, ModelMetrics
 
 def serves(engine: EngineView) -> bool:
     """True while the engine answers requests."""
-    return engine.healthy and not engine.restarting
+    return engine.state.status in ("ready", "asleep")
+
+
+def sleeps(engine: EngineView) -> bool:
+    return engine.state.status == "asleep"
 
 
 GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
@@ -18,7 +22,7 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] 
     ("num_tokens_waiting", "Prompt tokens of requests waiting to run.", lambda engine, _: engine.queue.tokens),
     ("max_num_seqs", "Most requests in the running batch.", lambda engine, _: engine.info.max_num_seqs),
     ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
-    ("engine_asleep", "1 while the engine is asleep: a request starts it.", lambda engine, _: float(engine.asleep)),
+    ("engine_asleep", "1 while the engine is asleep: a request starts it.", lambda engine, _: float(sleeps(engine))),
     ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(serves(engine))),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (
@@ -32,7 +36,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], .
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda _, stats: stats.accepted_tokens),
     ("requests_refused", "Requests refused because the queue was full.", lambda model, _: model.engine.queue.refused),
     ("requests_late", "Requests dropped or ended because of their deadline.", lambda model, _: model.engine.queue.late),
-    ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
+    ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.state.restarts),
     ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),
     ("engine_prefill_tokens", "Of these, tokens of prompts.", lambda _, stats: stats.prefill_tokens),

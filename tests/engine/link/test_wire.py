@@ -6,6 +6,7 @@ import pytest
 from penstock.engine.link.wire import (
     Abort,
     Add,
+    Ask,
     Command,
     Control,
     ControlReply,
@@ -23,9 +24,11 @@ from penstock.engine.link.wire import (
 from penstock.messages import (
     EngineInfo,
     EngineStats,
+    ForgottenBlocks,
     GenerateRequest,
     MemoryRow,
     RequestTiming,
+    ResetCache,
     SamplingParams,
     TokenDelta,
 )
@@ -54,7 +57,16 @@ DELTA = TokenDelta("r", 1, 5, (6, 7), "stop", 7, 3, b"\x00\xff", b"", "", Reques
 
 
 @pytest.mark.parametrize(
-    "command", [Add(REQUEST), Finish("r", 1, "stop", 4), Abort("r"), Control(3, "reset"), Stop("enough")], ids=repr
+    "command",
+    [
+        Add(REQUEST, 5.5),
+        Finish("r", 1, "stop", 4),
+        Abort("r"),
+        Control(3, ResetCache()),
+        Ask(4, "load"),
+        Stop("enough"),
+    ],
+    ids=repr,
 )
 def test_commands_arrive_as_sent(command: Command) -> None:
     assert decode_command(encode(command)) == command
@@ -65,7 +77,13 @@ def test_commands_arrive_as_sent(command: Command) -> None:
     [
         Ready(INFO, EngineStats(blocks_total=(4, 5))),
         Ended("because"),
-        Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", "deadline")], ["y"], [ControlReply(1, "", "no such")]),
+        Step(
+            EngineStats(steps=4),
+            [DELTA],
+            [Rejected("x", "no", "deadline")],
+            ["y"],
+            [ControlReply(1, "", "no such"), ControlReply(2, ForgottenBlocks((3,)))],
+        ),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -90,6 +108,14 @@ def test_a_request_of_wrong_types_becomes_its_own_rejection(changes: dict[str, o
     assert isinstance(rejected, Rejected)
     assert rejected.request_id == "r"
     assert next(iter(changes)) in rejected.message
+
+
+def test_an_unknown_control_message_is_answered() -> None:
+    """Else its sender would wait for ever."""
+    frame = msgspec.msgpack.encode({"type": "Control", "serial": 3, "message": {"type": "MakeTea"}})
+    reply = decode_command(frame)
+    assert isinstance(reply, ControlReply) and reply.serial == 3
+    assert "unknown control message" in reply.error and "MakeTea" in reply.error
 
 
 @pytest.mark.parametrize(

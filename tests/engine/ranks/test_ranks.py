@@ -78,7 +78,7 @@ async def test_a_rank_that_is_killed_is_named(started: Starter, moment: str, ran
     pid = engine.ranks[rank]
     os.kill(pid, signal.SIGKILL)
     doing = "waiting for a plan, " if moment == "at rest" else r"(plan \d+|waiting for a plan), "
-    await until(lambda: not engine.client.healthy, "the report", 5 * DEADLINE)
+    await until(lambda: engine.client.state.status == "ended", "the report", 5 * DEADLINE)
     message = rf"^rank {rank} \(pid {pid}\) was killed by SIGKILL.*; last known of it: {doing}"
     with pytest.raises(EngineError, match=message):
         await ask(engine.client, request("late"))
@@ -93,7 +93,7 @@ async def test_a_rank_that_is_stopped_is_named_and_killed(started: Starter, mome
     await engine.said_what_they_do()
     pid = engine.ranks[rank]
     os.kill(pid, signal.SIGSTOP)
-    await until(lambda: not engine.client.healthy, "the report", 5 * DEADLINE)
+    await until(lambda: engine.client.state.status == "ended", "the report", 5 * DEADLINE)
     doing = "waiting for a plan, " if moment == "at rest" else r"(plan \d+|waiting for a plan), "
     message = rf"^rank {rank} \(pid {pid}\) has not been heard of for {SILENCE:g} s: .* last known of it: {doing}"
     with pytest.raises(EngineError, match=message):

@@ -19,7 +19,7 @@ async def test_a_step_that_waits_for_room_is_not_overtaken() -> None:
     ours, theirs = socket.socketpair()
     mux, process = Mux(ours), Frames(theirs)
     hub = Hub(client, VERSION)
-    connection = hub.connect(mux, hub.control)
+    connection = hub.connect(mux, client.control)
     orders = mux.open(0, lambda frame: None)
     orders.send(bytes(4 << 20))
     assert mux.behind

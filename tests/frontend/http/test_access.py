@@ -291,7 +291,7 @@ async def test_a_draining_server_finishes_what_it_has(site: Site) -> None:
 
 
 async def test_a_dead_engine(site: Site) -> None:
-    site.engine.healthy = False
+    site.engine.status = "ended"
     assert [(await site.http.get(path)).status_code for path in ("/livez", "/readyz", "/health", "/ping")] == [503] * 4
     response = await site.http.post("/v1/completions", json=ASK)
     assert response.status_code == 503

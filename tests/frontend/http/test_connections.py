@@ -416,10 +416,10 @@ async def test_a_server_ends_with_its_engine(site: Site) -> None:
     running = asyncio.create_task(serve(site.app, sock, stop=asyncio.Event()))
     async with httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/readyz")).status_code == 200
-        site.engine.restarting = True
+        site.engine.status = "restarting"
         assert (await http.get("/readyz")).json() == {"status": "the engine is started again"}
         assert (await http.get("/livez")).status_code == 200
-        site.engine.restarting, site.engine.healthy = False, False
+        site.engine.status = "ended"
         assert (await http.get("/livez")).status_code == 503
         with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
             await asyncio.wait_for(running, 20)

@@ -142,8 +142,9 @@ class Reloader:
         on_gpu = hardware.device == "cuda"
         ranks = self._loaded.prepared.resolved.ranks
         plans = [sum(row.bytes for row in plan.rows[:-1]) for plan in ranks]  # the last row is free memory
-        planned = 0 if running.asleep else max(plans) if on_gpu else sum(plans)
-        used = None if running.asleep else usage(running.info.pid)
+        asleep = running.state.status == "asleep"
+        planned = 0 if asleep else max(plans) if on_gpu else sum(plans)
+        used = None if asleep else usage(running.info.pid)
         resident = 0 if used is None else used[0]
         if not beside:
             more = 0 if on_gpu else resident  # all of a GPU counts as available

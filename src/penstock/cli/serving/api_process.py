@@ -22,7 +22,7 @@ from penstock.cli.serving.answering import Answering
 from penstock.engine.child import die_with_parent
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import Offer, Order
-from penstock.engine.shared.client import SharedEngine
+from penstock.engine.shared.hub_link import HubLink
 from penstock.engine.shared.orders import SupervisorLink
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
@@ -101,8 +101,8 @@ class Follower:
 
     def load(self, offer: Offer) -> None:
         """Loads a version, and says that it is there or why it cannot be."""
-        engine = SharedEngine(self._mux, offer.version)  # at once: the next frame is for it
-        self._loading = asyncio.create_task(self._load(offer, engine))
+        link = HubLink(self._mux, offer.version)  # at once: the next frame is for it
+        self._loading = asyncio.create_task(self._load(offer, link))
 
     def withdraw(self) -> None:
         """Forgets the version that was loaded, or is being loaded."""
@@ -131,11 +131,11 @@ class Follower:
         await self._serving.hold()
         self._supervisor.notify(f"reply {serial}")
 
-    async def _load(self, offer: Offer, engine: SharedEngine) -> None:
+    async def _load(self, offer: Offer, link: HubLink) -> None:
         error = ""
         try:
             new = msgspec.json.decode(offer.settings, type=NewVersion)
-            await engine.ready()
+            engine = await link.client()
             # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
             same, path = new.texts == self._texts, Path(new.answers.path)
             tokenizer = self._serving.model.tokenizer if same else await asyncio.to_thread(Tokenizer.load, path)
@@ -145,7 +145,7 @@ class Follower:
             error = f" {failure}"
         finally:
             if self._next is None:
-                await engine.close()
+                await link.close()
         self._supervisor.notify(f"reply {offer.serial}{error}")
 
 
@@ -179,9 +179,9 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
 
     mux = Mux(end)
     supervisor = SupervisorLink(mux, follow)
-    engine = SharedEngine(mux, start.version)
+    link = HubLink(mux, start.version)
     tokenizer = Tokenizer.load(Path(start.answers.path))
-    await engine.ready()
+    engine = await link.client()
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
     server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
     answering = Answering(Path(start.answers.path), served, server, metrics, None, start.grpc, neighbours)

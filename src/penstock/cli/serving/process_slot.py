@@ -17,7 +17,7 @@ from penstock.engine.link.engine_child import STDERR
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import Offer, Order
 from penstock.engine.recovery import Starts
-from penstock.engine.shared.hub import ApiConnection, Hub
+from penstock.engine.shared.hub import ApiConnection, Hub, Operate
 from penstock.engine.shared.orders import ApiLink
 from penstock.engine.signals import group_signals_blocked
 from penstock.messages import EngineError
@@ -101,13 +101,13 @@ class ProcessSlot:
         self._mux = Mux(self.api.socket)
         self._link = ApiLink(self._mux, answer)
 
-    def join(self, hub: Hub, answer: Callable[[str], Awaitable[str]]) -> None:
-        """Connects the process to a version's engine. `answer` gives the reply to an operator's command."""
+    def join(self, hub: Hub, operate: Operate) -> None:
+        """Connects the process to a version's engine. `operate` executes its control messages."""
         self._connections = {
             version: connection for version, connection in self._connections.items() if connection.open
         }
         if self._mux is not None:
-            self._connections[hub.version] = hub.connect(self._mux, answer)
+            self._connections[hub.version] = hub.connect(self._mux, operate)
 
     def answers(self) -> None:
         """Call when the process answers requests."""
@@ -150,11 +150,11 @@ class ProcessSlot:
         if error:
             raise EngineError(f"API process {self.number} cannot hold requests back: {error}")
 
-    async def load(self, hub: Hub, answer: Callable[[str], Awaitable[str]], settings: bytes) -> None:
+    async def load(self, hub: Hub, operate: Operate, settings: bytes) -> None:
         """Lets the process load a version, and connects it to the engine of that version. Raises EngineError, with the
         reason, if it cannot."""
         reply = self._ask(lambda serial: Offer(serial, hub.version, settings))
-        self.join(hub, answer)  # the process opens its end when it gets the offer
+        self.join(hub, operate)  # the process opens its end when it gets the offer
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 error = await reply

@@ -20,13 +20,13 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
 from penstock.frontend.versions.reloads import Start
 from penstock.frontend.versions.series import Series
-from penstock.messages import EngineError
+from penstock.messages import ControlAnswer, ControlMessage, EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.metrics import Metrics
 
 _log = logging.getLogger("penstock.serving")
 
-Answer = Callable[[Hub, str], Awaitable[str]]  # the reply to an operator's command for a version's engine
+OperateVersion = Callable[[Hub, ControlMessage], Awaitable[ControlAnswer]]  # executes a message for a version's engine
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,14 @@ class SharedModel:
 class SharedVersions:
     """A frontend.versions.reloads.Versions of several processes."""
 
-    def __init__(self, model: SharedModel, slots: Sequence[ProcessSlot], metrics: Metrics, answer: Answer) -> None:
+    def __init__(
+        self, model: SharedModel, slots: Sequence[ProcessSlot], metrics: Metrics, operate: OperateVersion
+    ) -> None:
         self.model = model
         self._series = Series(metrics, model)
         self.hub = Hub(model.client, model.start.version)
         self.hub.on_step = self._observe(self._series)
-        self._slots, self._answer = slots, answer
+        self._slots, self._operate = slots, operate
         self._offered = self.hub.version  # the last version that was offered to processes
         self._next = self.hub  # of that version
         self._old: tuple[Hub, Series] | None = None
@@ -77,7 +79,7 @@ class SharedVersions:
     def join(self, slot: ProcessSlot) -> None:
         """Gives a process that has been started with the version a port."""
         hub = self.hub
-        slot.join(hub, lambda message: self._answer(hub, message))
+        slot.join(hub, lambda message: self._operate(hub, message))
 
     async def hold(self) -> None:
         """See frontend.versions.reloads.Versions. Raises EngineError if a process ends."""
@@ -110,8 +112,8 @@ class SharedVersions:
         start = model.start
         self._next = hub = Hub(model.client, start.version)
 
-        def answer(message: str) -> Awaitable[str]:
-            return self._answer(hub, message)
+        def operate(message: ControlMessage) -> Awaitable[ControlAnswer]:
+            return self._operate(hub, message)
 
         settings = msgspec.json.encode(NewVersion(answers=start.answers, texts=start.texts, created=start.created))
         _log.info(
@@ -121,7 +123,7 @@ class SharedVersions:
             len(self._slots),
         )
         try:
-            await asyncio.gather(*(slot.load(hub, answer, settings) for slot in self._slots))
+            await asyncio.gather(*(slot.load(hub, operate, settings) for slot in self._slots))
             for slot in self._slots:
                 if slot.loaded != start.version:
                     raise EngineError(f"API process {slot.number} has ended; reload again")

@@ -27,7 +27,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.server import CLOSE_SECONDS, handle_signals
 from penstock.frontend.pages.server import load_of
 from penstock.frontend.versions.reloads import Reloads, Start
-from penstock.messages import EngineError
+from penstock.messages import ControlAnswer, ControlMessage, EngineError, Sleep
 from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts, add
 from penstock.observe.metrics import Metrics
@@ -106,7 +106,7 @@ class Supervisor:
         try:
             await asyncio.wait((waits[0], *keeping), return_when=asyncio.FIRST_COMPLETED)
             self._stopping = True
-            if versions.model.client.healthy:
+            if versions.model.client.state.status != "ended":
                 await self._drain(keeping, hurry)
             else:  # their streams end with an error, and then they do
                 await asyncio.wait(keeping, timeout=CLOSE_SECONDS + MARGIN_SECONDS)
@@ -178,11 +178,11 @@ class Supervisor:
         used, steps = time.monotonic(), -1
         while True:
             client = self._versions.model.client
-            if not client.idle or client.asleep or client.restarting or client.stats().steps != steps:
+            if not client.idle or client.state.status != "ready" or client.stats().steps != steps:
                 used, steps = time.monotonic(), client.stats().steps
             elif time.monotonic() - used >= seconds:
                 with contextlib.suppress(APIError, EngineError), self._reloads.changing("going to sleep"):
-                    await client.sleep()  # unless a request has just come
+                    await client.control(Sleep())  # unless a request has just come
                     name = self._versions.model.name
                     log.info("%s is asleep: its engine has ended, and the next request starts it", name)
             await asyncio.sleep(min(seconds, 1.0))
@@ -214,13 +214,13 @@ class Supervisor:
                 return msgspec.json.encode(reply).decode()
         return ""
 
-    async def _operate(self, hub: Hub, message: str) -> str:
-        """The reply to an operator's command for an engine. Raises ValueError or EngineError."""
-        if message != "sleep":
-            return await hub.control(message)
+    async def _operate(self, hub: Hub, message: ControlMessage) -> ControlAnswer:
+        """Executes an operator's message for an engine. Raises ValueError or EngineError."""
+        if not isinstance(message, Sleep):
+            return await hub.client.control(message)
         try:
             with self._reloads.changing("going to sleep"):
-                return await hub.control(message)
+                return await hub.client.control(message)
         except APIError as error:
             raise EngineError(error.message) from error
 

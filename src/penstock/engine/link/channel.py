@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from penstock.engine.link.wire import Command, Ended, Ready, Rejected, Step
+from penstock.engine.link.wire import Command, Ended, Ready, Refused, Step
 
 COMMANDS_AT_ONCE = 256  # that one `receive` returns at most
 
@@ -10,10 +10,10 @@ COMMANDS_AT_ONCE = 256  # that one `receive` returns at most
 class Channel(Protocol):
     """Commands in, steps out. Used by the engine's one thread."""
 
-    def receive(self, *, wait: float) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Refused]:
         """Return a bounded number of commands, oldest first. Blocks up to `wait` seconds while there is none.
 
-        A Rejected among them is the reply to a request that could not be decoded.
+        A Refused among them is the answer to a command that could not be decoded.
         """
         ...
 

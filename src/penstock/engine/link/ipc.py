@@ -7,6 +7,7 @@ process can connect, and no socket file is left if either process dies.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -20,7 +21,7 @@ from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
-from penstock.messages import EngineError, EngineInfo
+from penstock.messages import Clock, EngineError, EngineInfo
 from penstock.observe.processes import usage
 
 IDLE_SECONDS = 120.0  # without processor time after which an engine that starts counts as hung
@@ -33,25 +34,33 @@ async def spawn(
     *,
     resumes: bool = False,
     processors: Collection[int] | None = None,
+    clock: Clock = time.monotonic,
 ) -> StreamingClient:
     """Returns a client of a new engine process, once the engine is ready. Raises EngineError with the reason if not.
 
-    The process may run on `processors`; None: on those of this thread. `resumes` is as in `connect`.
+    The process may run on `processors`; None: on those of this thread. `resumes` and `clock` are as in `connect`.
     """
-    return await connect(config, _start(config, command, processors), resumes=resumes, processors=processors)
+    child = _start(config, command, processors)
+    return await connect(config, child, resumes=resumes, processors=processors, clock=clock)
 
 
 async def connect(
-    config: EngineConfig, child: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
+    config: EngineConfig,
+    child: EngineChild,
+    *,
+    resumes: bool = False,
+    processors: Collection[int] | None = None,
+    clock: Clock = time.monotonic,
 ) -> StreamingClient:
     """Returns a client of `child`, which already has `config`, once its engine is ready. Raises EngineError as `spawn`.
 
     With `resumes`, the client starts a new process when the engine's process ends, and continues the requests. The new
-    process may run on `processors`; None: on those that this thread has now.
+    process may run on `processors`; None: on those that this thread has now. `clock` is the client's; the engine has
+    its own.
     """
     # They are read now because the caller may give up one of them later, for the engine (`keep_off`).
     cpus = os.sched_getaffinity(0) if processors is None else processors
-    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
+    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config, clock))
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)
@@ -59,7 +68,7 @@ async def connect(
 
     info, process = await _ready(child, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
-    return StreamingClient(info, process, streams, pace, restart=restart if resumes else None)
+    return StreamingClient(info, process, streams, pace, clock=clock, restart=restart if resumes else None)
 
 
 def _start(config: EngineConfig, command: Sequence[str], processors: Collection[int] | None) -> EngineChild:

@@ -6,9 +6,11 @@ import socket
 import time
 
 from penstock.engine.link.channel import COMMANDS_AT_ONCE
+from penstock.engine.link.commands import CommandReader
 from penstock.engine.link.frames import Frames
 from penstock.engine.link.merge import StepBuffer
-from penstock.engine.link.wire import Command, Ended, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.link.wire import Command, Ended, Ready, Refused, Step, Stop, encode
+from penstock.messages import Clock
 
 LINGER_SECONDS = 1.0  # for the last message to leave
 
@@ -20,15 +22,17 @@ class SocketChannel:
     choice, and sent when there is room.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, clock: Clock = time.monotonic) -> None:
+        """The times of requests are on `clock`."""
         self._frames = Frames(end)
+        self._reader = CommandReader(clock)
         self._late = StepBuffer()
         self._behind = False  # bytes or steps wait for room in the socket
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
         self._more = False  # more commands may be in the buffer, which makes no descriptor readable
 
-    def receive(self, *, wait: float) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Refused]:
         if wait and not self._more:
             self._sleep(wait)
         if self._behind:
@@ -40,7 +44,7 @@ class SocketChannel:
         except EOFError:
             return [Stop("the client is gone")]
         self._more = len(frames) == COMMANDS_AT_ONCE
-        return [command for frame in frames if (command := decode_command(frame)) is not None]
+        return [command for frame in frames if (command := self._reader.read(frame)) is not None]
 
     def post(self, step: Step) -> None:
         if self._behind:

@@ -8,15 +8,18 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock.messages import (
+    ControlAnswer,
+    ControlMessage,
     DeadlineExceeded,
     EndsEngines,
     EngineError,
     EngineInfo,
+    EngineState,
     EngineStats,
     FinishReason,
     GenerateRequest,
@@ -31,6 +34,7 @@ if TYPE_CHECKING:  # the engine's process needs no event loop
 
 class Add(msgspec.Struct, frozen=True, tag=True):
     request: GenerateRequest
+    sent: float = 0.0  # on the clock of the request's times
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -49,6 +53,16 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Control(msgspec.Struct, frozen=True, tag=True):
+    """Answered by a ControlReply with the serial."""
+
+    serial: int
+    message: ControlMessage
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """A request of an API process to its supervisor. Answered by a ControlReply with a text, which nobody reads if the
+    serial is 0."""
+
     serial: int
     message: str
 
@@ -65,7 +79,7 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     counts: bytes
 
 
-Command = Add | Finish | Abort | Control | Stop | Counted
+Command = Add | Finish | Abort | Control | Ask | Stop | Counted
 # Why a request is not served: itself, its prompt that has ended two engines, the queue, its deadline, or the engine.
 Cause = Literal["request", "ends engines", "queue", "deadline", "engine"]
 # A subclass comes before its base.
@@ -103,18 +117,21 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class ControlReply(msgspec.Struct, frozen=True):
     serial: int
-    text: str = ""
+    answer: ControlAnswer | str = ""
     error: str = ""
     cause: Cause = "request"  # of the error
 
-    def settle(self, reply: "asyncio.Future[str] | None") -> None:
+    def settle(self, reply: "asyncio.Future[Any] | None") -> None:
         """Set the result of the future that awaits the reply, or the error; nothing if its caller has gone."""
         if reply is None or reply.done():
             return
         if self.error:
             reply.set_exception(_ERRORS[self.cause](self.error))
         else:
-            reply.set_result(self.text)
+            reply.set_result(self.answer)
+
+
+Refused = Rejected | ControlReply  # the answer to a command that cannot be decoded
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -139,14 +156,12 @@ class Step(msgspec.Struct, tag=True, omit_defaults=True):
     begun: list[str] = []  # requests that the next step computes for the first time
 
 
-class EngineState(msgspec.Struct, frozen=True, tag=True):
+class SharedState(msgspec.Struct, frozen=True, tag=True):
     """The engine that API processes share, at first and whenever it changes."""
 
     info: EngineInfo
     stats: EngineStats
-    restarting: bool
-    asleep: bool
-    restarts: int
+    state: EngineState
     max_waiting: int  # the limits of its queue
     max_waiting_tokens: int
 
@@ -166,7 +181,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     settings: bytes  # JSON
 
 
-Event = Ready | Ended | Step | EngineState | Order | Offer
+Event = Ready | Ended | Step | SharedState | Order | Offer
 
 log = logging.getLogger(__name__)
 
@@ -186,23 +201,24 @@ def decode_event(frame: bytes) -> Event:
     return event
 
 
-def decode_command(frame: bytes) -> Command | Rejected | None:
-    """Decode a command. Returns a Rejected for a request with a value of a wrong type, and logs anything else."""
+def decode_command(frame: bytes) -> Command | Refused | None:
+    """Decode a command. Returns the answer to one that has a value of a wrong type, and logs anything else."""
     try:
         command: Command = _commands.decode(frame)
         return command
     except msgspec.DecodeError as error:
-        request_id = _request_id(frame)
-        if request_id is not None:
-            return Rejected(request_id, f"invalid request: {error}")
-        log.error("ignored %d bytes that are no command: %s", len(frame), error)
-    return None
+        refused = _refused(frame, error)
+        if refused is None:
+            log.error("ignored %d bytes that are no command: %s", len(frame), error)
+        return refused
 
 
-def _request_id(frame: bytes) -> str | None:
-    """Return the id of a request whose other values may be of wrong types."""
+def _refused(frame: bytes, error: msgspec.DecodeError) -> Refused | None:
+    """Return the answer to a command that cannot be decoded, if its sender waits for one."""
     with contextlib.suppress(msgspec.DecodeError):
         match msgspec.msgpack.decode(frame):
             case {"type": "Add", "request": {"request_id": str(request_id)}}:
-                return request_id
+                return Rejected(request_id, f"invalid request: {error}")
+            case {"type": "Control", "serial": int(serial)}:
+                return ControlReply(serial, error=f"unknown control message: {error}")
     return None

@@ -11,39 +11,40 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from penstock.engine.client import StreamingClient
+from penstock.engine.link.commands import CommandReader
 from penstock.engine.link.merge import StepBuffer
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import (
     Abort,
     Add,
     Control,
+    ControlReply,
     Ended,
-    EngineState,
     Event,
     Finish,
     Rejected,
+    SharedState,
     Step,
     Stop,
-    decode_command,
     encode,
 )
 from penstock.engine.shared.orders import answered
-from penstock.engine.streams import Stream
-from penstock.messages import EngineError, EngineStats, GenerateRequest
+from penstock.messages import ControlAnswer, ControlMessage, EngineError, EngineStats, GenerateRequest, Stream
 
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
 _NONE = EngineStats()
+Operate = Callable[[ControlMessage], Awaitable[ControlAnswer]]  # executes a message. Raises ValueError or EngineError
 log = logging.getLogger(__name__)
 
 
 class ApiConnection:
     """The connection of one API process: its channel and its open streams."""
 
-    def __init__(self, hub: "Hub", mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
-        """`answer` gives the reply to an operator's command. Raises ValueError or EngineError."""
+    def __init__(self, hub: "Hub", mux: Mux, operate: Operate) -> None:
         self._hub = hub
-        self._answer = answer
+        self._operate = operate
+        self._reader = CommandReader(hub.client.clock)
         self._channel = mux.open(hub.version, self._take, self.close, self._drained)
         self._late = StepBuffer()  # what a process that does not read has not received
         self._out = Step()  # the next message
@@ -107,7 +108,7 @@ class ApiConnection:
             self.send(self._late.take())
 
     def _take(self, frame: bytes) -> None:
-        match decode_command(frame):
+        match self._reader.read(frame):
             case Add(request):
                 self._add(request)
             case Finish(name, choice, reason, keep):
@@ -115,12 +116,15 @@ class ApiConnection:
                     self._hub.client.finish(name, choice, reason, keep)
             case Abort(name):
                 self._abort(name)
-            case Control(serial, message):
-                task = asyncio.create_task(self._control(serial, message))
+            case Control() as command:
+                task = asyncio.create_task(self._control(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case Rejected() as rejected:
                 self._out.rejected.append(rejected)
+                self._hub.flush_soon()
+            case ControlReply() as reply:
+                self._out.replies.append(reply)
                 self._hub.flush_soon()
             case Stop():
                 self.close()
@@ -156,9 +160,9 @@ class ApiConnection:
         self._changed.pop(name, None)
         self._hub.client.release(self._streams.pop(name))
 
-    async def _control(self, serial: int, message: str) -> None:
-        reply = await answered(self._answer, serial, message)
-        self._out.replies.append(reply)
+    async def _control(self, command: Control) -> None:
+        reply = await answered(command.serial, self._operate(command.message))
+        self._out.replies.append(reply)  # not one expression: `_out` is another one by now
         self._hub.flush_soon()
 
 
@@ -184,9 +188,9 @@ class Hub:
         """The number of open streams of all processes."""
         return sum(connection.requests for connection in self._connections)
 
-    def connect(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> ApiConnection:
-        """Return the connection of an API process. `answer` gives the reply to an operator's command."""
-        connection = ApiConnection(self, mux, answer)
+    def connect(self, mux: Mux, operate: Operate) -> ApiConnection:
+        """Return the connection of an API process. `operate` executes its control messages."""
+        connection = ApiConnection(self, mux, operate)
         self._connections.add(connection)
         connection.send(replace(self._state, stats=self.client.stats()))
         return connection
@@ -200,17 +204,6 @@ class Hub:
         """Return when no process uses the version. For a version that no process will join."""
         if self._connections:
             await self._left.wait()
-
-    async def control(self, message: str) -> str:
-        """Execute an operator's command. Raises ValueError or EngineError."""
-        match message:
-            case "sleep":
-                await self.client.sleep()
-            case "wake":
-                await self.client.wake()
-            case _:
-                return await self.client.control(message)
-        return ""
 
     def flush_soon(self) -> None:
         """Send what is new, once for all that changes in this round of the event loop."""
@@ -245,7 +238,6 @@ class Hub:
             for connection in self._connections:
                 connection.end(self.client.failure)
 
-    def _look(self) -> EngineState:
+    def _look(self) -> SharedState:
         client, queue = self.client, self.client.queue
-        limits = (queue.max_waiting, queue.max_waiting_tokens)
-        return EngineState(client.info, _NONE, client.restarting, client.asleep, client.restarts, *limits)
+        return SharedState(client.info, _NONE, client.state, queue.max_waiting, queue.max_waiting_tokens)

@@ -1,4 +1,4 @@
-"""The messages between a supervisor and an API process besides requests: orders, and operators' commands.
+"""The messages between a supervisor and an API process besides those for an engine: orders, and the process's requests.
 
 They go over the channel `ORDERS`, which is open for the life of the process. Each version of the model has a channel of
 its own, see `hub`.
@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import (
-    Control,
+    Ask,
     ControlReply,
     Counted,
     Offer,
@@ -22,7 +22,7 @@ from penstock.engine.link.wire import (
     decode_event,
     encode,
 )
-from penstock.messages import EngineError
+from penstock.messages import ControlAnswer, EngineError
 
 ORDERS = 0  # the channel; versions have higher numbers
 GONE = "the process that has the engine has ended"
@@ -59,16 +59,16 @@ class ApiLink:
 
     def _take(self, frame: bytes) -> None:
         match decode_command(frame):
-            case Control(serial, message):
-                task = asyncio.create_task(self._control(serial, message))
+            case Ask() as request:
+                task = asyncio.create_task(self._reply(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case Counted(counts):
                 if self._counts is not None and not self._counts.done():
                     self._counts.set_result(counts)
 
-    async def _control(self, serial: int, message: str) -> None:
-        reply = await answered(self._answer, serial, message)
+    async def _reply(self, request: Ask) -> None:
+        reply = await answered(request.serial, self._answer(request.message))
         self._channel.send(encode(Step(replies=[reply])))
 
 
@@ -85,13 +85,13 @@ class SupervisorLink:
         """Return the supervisor's reply. Raises RequestRejected, and EngineError if the supervisor has ended."""
         serial = next(self._serials)
         reply = self._replies[serial] = asyncio.get_running_loop().create_future()
-        self._channel.send(encode(Control(serial, message)))
+        self._channel.send(encode(Ask(serial, message)))
         text: str = await reply
         return text
 
     def notify(self, message: str) -> None:
         """Send what has no reply of interest."""
-        self._channel.send(encode(Control(0, message)))
+        self._channel.send(encode(Ask(0, message)))
 
     def send_counts(self, counts: bytes) -> None:
         """Answer the order `count`."""
@@ -117,9 +117,9 @@ class SupervisorLink:
         self._replies.clear()
 
 
-async def answered(answer: Callable[[str], Awaitable[str]], serial: int, message: str) -> ControlReply:
-    """Return the reply to a command, or the error that it has raised."""
+async def answered(serial: int, answer: Awaitable[ControlAnswer | str]) -> ControlReply:
+    """Return the reply with an answer, or with the error that is raised instead."""
     try:
-        return ControlReply(serial, await answer(message))
+        return ControlReply(serial, await answer)
     except (ValueError, EngineError) as error:
         return ControlReply(serial, "", str(error), "engine" if isinstance(error, EngineError) else "request")

@@ -58,8 +58,7 @@ async def show_config(body: bytes, context: RequestContext) -> bytes:
 async def is_ready(body: bytes, context: RequestContext) -> bytes:
     """Status 200 if the model can be used. Raises APIError 404 for another model, and 503."""
     name = check_path(context)
-    client = context.model.client
-    if client.restarting or not client.healthy:
+    if context.model.client.state.status in ("restarting", "ended"):
         raise APIError(503, f"model {name!r} is not ready", retry_after=context.limits.retry_after)
     return orjson.dumps({"name": name, "ready": True})
 

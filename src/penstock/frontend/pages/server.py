@@ -57,13 +57,13 @@ def load_of(metrics: ModelMetrics) -> bytes:
     """Returns the answer of `show_load` for these metrics."""
     engine = metrics.engine
     stats, info = engine.stats(), engine.info
-    serves = engine.healthy and not engine.restarting
-    state = "ready" if serves else "restarting" if engine.restarting else "ended"
+    state = engine.state
+    serves = state.status in ("ready", "asleep")
     return orjson.dumps(
         {
             "time": time.monotonic(),
-            "state": "asleep" if engine.asleep else state,
-            "restarts": engine.restarts,
+            "state": state.status,
+            "restarts": state.restarts,
             "block_size": info.block_size,
             "max_num_seqs": info.max_num_seqs,
             "running": stats.running if serves else 0,

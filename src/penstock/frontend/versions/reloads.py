@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.versions.series import Model
-from penstock.messages import EngineError
+from penstock.messages import EngineError, Sleep, Wake
 
 _log = logging.getLogger("penstock.serving")
 
@@ -140,11 +140,11 @@ class Reloads(Generic[M]):
                     f"{versions.requests} requests still run after {self._drain_timeout:g} s (--drain-timeout), and "
                     "nothing was changed; try again later, or without --drain-first"
                 ) from None
-            await old.client.sleep()
+            await old.client.control(Sleep())
             try:
                 versions.exchange(await start())
             except Exception:
-                await old.client.wake()
+                await old.client.control(Wake())
                 raise
         finally:
             versions.release()

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from penstock.messages import EngineClient, EngineInfo, EngineStats, Queue
+from penstock.messages import EngineClient, EngineInfo, EngineState, EngineStats, Queue
 from penstock.observe.costs import CostModel
 from penstock.observe.metrics import Metrics
 
@@ -37,20 +37,10 @@ class Engines:
         return self._clients[0].info
 
     @property
-    def healthy(self) -> bool:
-        return self._clients[0].healthy
-
-    @property
-    def restarting(self) -> bool:
-        return self._clients[0].restarting
-
-    @property
-    def asleep(self) -> bool:
-        return self._clients[0].asleep
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts + sum(client.restarts for client in self._clients)
+    def state(self) -> EngineState:
+        state = self._clients[0].state
+        others = self._restarts + sum(client.state.restarts for client in self._clients[1:])
+        return replace(state, restarts=state.restarts + others)
 
     @property
     def queue(self) -> Queue:
@@ -82,7 +72,7 @@ class Engines:
         """Forgets an engine that has ended, but not what it counted."""
         self._clients.remove(client)
         self._ended = client.stats().ended().after(self._ended)
-        self._restarts += client.restarts
+        self._restarts += client.state.restarts
 
 
 class Series:

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.engine.inprocess import start_thread
 from penstock.engine.link.mux import Mux
-from penstock.engine.shared.client import SharedEngine
 from penstock.engine.shared.hub import Hub
+from penstock.engine.shared.hub_link import HubLink
 from penstock.messages import EngineError
 from tests.engine.simulated import BACKEND, config
 
@@ -19,13 +19,13 @@ async def test_to_close_one_that_no_process_waits_for_any_more_leaves_the_hub() 
     client = await start_thread(config(), BACKEND)
     one, other = socket.socketpair()
     ends, hub = (Mux(one), Mux(other)), Hub(client, VERSION)
-    engine = SharedEngine(ends[1], VERSION)
-    waiting = asyncio.create_task(engine.ready())
+    link = HubLink(ends[1], VERSION)
+    waiting = asyncio.create_task(link.client())
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    hub.connect(ends[0], hub.control)
-    await engine.close()
+    hub.connect(ends[0], client.control)
+    await link.close()
     async with asyncio.timeout(5):
         await hub.left()
     hub.close()
@@ -37,9 +37,9 @@ async def test_to_close_one_that_no_process_waits_for_any_more_leaves_the_hub() 
 async def test_one_whose_supervisor_ends_before_it_is_ready_can_be_closed() -> None:
     one, other = socket.socketpair()
     mux = Mux(one)
-    engine = SharedEngine(mux, VERSION)
+    link = HubLink(mux, VERSION)
     other.close()
     with pytest.raises(EngineError, match="ended"):
-        await engine.ready()
-    await engine.close()
+        await link.client()
+    await link.close()
     mux.close()
