@@ -20,7 +20,7 @@ UNIT_LINES = 7
 ROW, TOKEN, AHEAD = range(3)
 LOGIT_LINES = 3
 
-# How a row's token is chosen: the best one; drawn from all; from what top_p and min_p keep; from the top_k best.
+# How a row's token is chosen: the best one; drawn from all; from what filters keep; from the top_k best.
 GREEDY, PLAIN, FILTERED, TOP_K = range(4)
 
 CHOSEN, NOT_FINITE, ALL_BANNED = range(3)  # the status of a row of logits

@@ -35,12 +35,14 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, Thinking
+from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of
 from penstock.messages.window import Window
 
 __all__ = [
     "GRAMMAR_TOO_COMPLEX",
     "LATER_PRIORITY",
+    "NEUTRAL",
     "OUT_OF_MEMORY",
     "BlockCopy",
     "Capacity",
@@ -54,6 +56,7 @@ __all__ = [
     "Executor",
     "FinishReason",
     "GenerateRequest",
+    "GivenSampling",
     "Grammar",
     "InvalidParameter",
     "KVGroup",
@@ -76,6 +79,7 @@ __all__ = [
     "Work",
     "check_sampling",
     "pack_row",
+    "range_of",
     "row_size",
     "unpack_rows",
 ]

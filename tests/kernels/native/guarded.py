@@ -259,7 +259,7 @@ def _of_sampling(op: SampleOp) -> Iterator[Extent]:
     for field in ("rows", "ahead"):
         yield Extent(op, field, count * 4)
     yield Extent(op, "logits", count * op.vocab * 4, True)
-    for field in ("choosing", "top_k", "outputs", "logprobs"):
+    for field in ("kind", "top_k", "outputs", "logprobs"):
         yield Extent(op, field, rows * 4)
     for field in ("temperature", "top_p", "min_p", "streams"):
         yield Extent(op, field, rows * 8)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.frontend.describe import NOT_EMPTY, unsupported
+from penstock.messages import GivenSampling
 
 
 class ContentBlock(msgspec.Struct):
@@ -58,8 +59,8 @@ class Tool(msgspec.Struct):
     type: str | None = None
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The parameters that messages and count_tokens share."""
+class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that messages and count_tokens share. Sampling changes no count."""
 
     messages: Annotated[list[Message], NOT_EMPTY]
     model: str
@@ -86,9 +87,6 @@ class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     seed: int | None = None  # not Anthropic's
     # accepted without effect
     diagnostics: Any = None

@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.frontend.describe import unsupported
 from penstock.frontend.openai.fields import StreamOptions
+from penstock.messages import GivenSampling
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -53,8 +54,8 @@ class TextFields(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     verbosity: str | None = None
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The parameters that a response and the count of its input's tokens share."""
+class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that a response and the count of its input's tokens share. Sampling changes no count."""
 
     input: Annotated[str | list[Item] | None, msgspec.Meta(extra_json_schema={"minItems": 1})] = None
     model: str | None = None
@@ -77,12 +78,9 @@ class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     # not OpenAI's
-    top_k: int | None = None
     seed: int | None = None
     priority: int | None = None
     # accepted without effect

@@ -46,7 +46,7 @@ class SampleOp(ctypes.Structure):
         ("vocab", c_int64),
         ("targets", c_void_p),
         ("edits", c_void_p),
-        ("choosing", c_void_p),
+        ("kind", c_void_p),
         ("temperature", c_void_p),
         ("top_k", c_void_p),
         ("top_p", c_void_p),

@@ -278,7 +278,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
   RowSummary row(logits, op.vocab, memory);
   const bool copied = mask != nullptr || watermark.green, edited = copied || edits.any();
   const bool summarised = has_targets || edited;
-  const bool finite = summarised ? summarise(row) : choose(row, draw, op.choosing[id], token);
+  const bool finite = summarised ? summarise(row) : choose(row, draw, op.kind[id], token);
   if (!finite) return SampleStatus::not_finite;
   double normaliser = 0;
   if (logprobs >= 0) {  // from the raw logits
@@ -300,7 +300,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
       if (watermark.green) watermark.raise(*op.edits, op.vocab, masked);
       row.logits = masked;
     }
-    const bool chosen = choose(row, draw, op.choosing[id], token);
+    const bool chosen = choose(row, draw, op.kind[id], token);
     row.logits = logits;
     next = saved;
     edits.for_each(counts, [&](int64_t at) { logits[at] = *next++; });
