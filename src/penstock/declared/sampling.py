@@ -70,6 +70,12 @@ SAMPLING: Mapping[str, SamplingParameter] = MappingProxyType(
         "min_p": SamplingParameter(
             "Leave out tokens below this share of the most likely one's probability.", 0, 1, recommended=True
         ),
+        "top_n_sigma": SamplingParameter(
+            "Leave out tokens that are more than this many standard deviations of the logits below the best; 0 is off.",
+            *(0, inf),
+            zero="off",
+            off=-1,
+        ),
         # Beyond this range a float32 logit can overflow. The ranges of the next two are OpenAI's.
         "repetition_penalty": SamplingParameter(
             "Above 1: tokens of the prompt and the answer become less likely.", 0.01, 100, recommended=True

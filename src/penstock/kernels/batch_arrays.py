@@ -105,9 +105,10 @@ class SamplingRows:
     """How each row of the batch is sampled: arrays [rows]."""
 
     kind: Tensor  # int32: GREEDY, PLAIN, FILTERED or TOP_K
-    temperature: Tensor  # fp64, as are the next two
+    temperature: Tensor  # fp64, as are the next three
     top_p: Tensor
     min_p: Tensor
+    top_n_sigma: Tensor  # 0: off
     top_k: Tensor  # int32; 0: off
     streams: Tensor  # int64: the bits of noise.stream
     outputs: Tensor  # int32: how many tokens the choice has; counted up by `advance`
@@ -116,7 +117,7 @@ class SamplingRows:
     @classmethod
     def empty(cls, rows: int, device: torch.device | str) -> "SamplingRows":
         i32, f64 = torch.int32, torch.float64
-        dtypes = (i32, f64, f64, f64, i32, torch.int64, i32, i32)
+        dtypes = (i32, f64, f64, f64, f64, i32, torch.int64, i32, i32)
         return cls(*(_zeros(device, dtype, rows) for dtype in dtypes))
 
 

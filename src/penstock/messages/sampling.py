@@ -21,6 +21,7 @@ class GivenSampling(msgspec.Struct, kw_only=True):
     top_p: Annotated[float | None, range_of("top_p")] = None
     top_k: Annotated[int | None, range_of("top_k")] = None
     min_p: Annotated[float | None, range_of("min_p")] = None
+    top_n_sigma: Annotated[float | None, range_of("top_n_sigma")] = None
     repetition_penalty: Annotated[float | None, range_of("repetition_penalty")] = None
     presence_penalty: Annotated[float | None, range_of("presence_penalty")] = None
     frequency_penalty: Annotated[float | None, range_of("frequency_penalty")] = None
@@ -40,6 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

@@ -31,7 +31,7 @@ SERVER = (
     "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
 )
 SAMPLING = (
-    "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2 "
+    "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --top-n-sigma 2 --repetition-penalty 1.1 --presence-penalty 0.2 "
     "--frequency-penalty 0.1 --seed 7 --max-tokens 8"
 )
 HUB = f"{HUB_MODEL} --revision main"

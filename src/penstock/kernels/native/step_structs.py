@@ -51,6 +51,7 @@ class SampleOp(ctypes.Structure):
         ("top_k", c_void_p),
         ("top_p", c_void_p),
         ("min_p", c_void_p),
+        ("top_n_sigma", c_void_p),
         ("streams", c_void_p),
         ("outputs", c_void_p),
         ("logprobs", c_void_p),

@@ -55,9 +55,10 @@ struct SampleOp {
   const LogitEdits* edits;
   const Choosing* kind;
   const double* temperature;
-  const int32_t* top_k;  // in [1, vocab] where it is what chooses
+  const int32_t* top_k;  // at most vocab; 0: off
   const double* top_p;
   const double* min_p;
+  const double* top_n_sigma;  // 0: off
   const uint64_t* streams;  // of noise
   const int32_t* outputs;   // tokens so far
   const int32_t* logprobs;  // how many of the best, at most vocab; -1: none at all
