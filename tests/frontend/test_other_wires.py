@@ -11,7 +11,7 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.config.facts import PoolingFacts
-from penstock.config.server import WIRE_NAMES
+from penstock.declared.server_settings import WIRE_NAMES
 from penstock.frontend.wires import WIRES
 from penstock.messages import EndsEngines, EngineError, QueueFull
 from tests.frontend.conftest import NAME, Site, live

@@ -11,7 +11,7 @@ To add a parameter:
    kernels/native/cpp/step_ops.h and kernels/native/step_structs.py. Define which tokens it keeps in
    runtime/sampling/reference.py. kernels/native/cpp/isa/sampling/sampling.h and kernels/triton/sampling/filters.py must
    keep the same ones.
-3. Add its row to docs/openai.md; a test prints it.
+3. `python scripts/document_tables.py` writes its row in docs/openai.md.
 
 A wire that has another name for a parameter says so in its own struct (frontend/ollama/fields.py).
 """
@@ -43,6 +43,11 @@ class SamplingParameter(NamedTuple):
         if not self.zero:
             return f"from {self.least:g} to {self.most:g}"
         return f"0 ({self.zero}) or more, and " + ("finite" if self.most == inf else f"at most {self.most:.0f}")
+
+    def row(self, name: str) -> str:
+        """Its row in docs/openai.md."""
+        off = "" if self.off is None else f"; {self.off:g} is off, too"
+        return f"| `{name}` | {self.limit}{off} | {self.help} |"
 
     @property
     def json_schema(self) -> dict[str, str | float]:

@@ -175,4 +175,5 @@ def reach_best(below: NDArray[np.float64], deviations: NDArray[np.float64]) -> N
     values, count = np.where(counted, below, 0.0), counted.sum(axis=1, keepdims=True)
     mean = values.sum(axis=1, keepdims=True) / count
     variance = (values * values).sum(axis=1, keepdims=True) / count - mean * mean
-    return (below >= -deviations * np.sqrt(np.maximum(variance, 0.0))) | (deviations <= 0)
+    kept: NDArray[np.bool_] = (below >= -deviations * np.sqrt(np.maximum(variance, 0.0))) | (deviations <= 0)
+    return kept
