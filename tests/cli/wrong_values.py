@@ -91,6 +91,12 @@ SHARED: Mapping[str, Wrong] = {
     "--device": (("gpu", "give auto, cpu or cuda"), ("", "give auto, cpu or cuda")),
     "--distributed-executor": (("threads", "give auto, process or ray"), ("", "give auto, process or ray")),
     "--drain-timeout": _SECONDS,
+    "--shutdown-delay": (
+        ("soon", "a number from 0 to 86400"),
+        ("-1", "from 0 to 86400"),
+        ("nan", "from 0"),
+        ("", "from 0"),
+    ),
     "--cors-origin": (
         ("*", "each origin must be named"),
         ("app.example.com", "give scheme://host[:port]"),

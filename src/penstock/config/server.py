@@ -50,4 +50,5 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     thinking_budget: int | None = DEFAULTS["thinking_budget"]  # most tokens of reasoning in an answer
     otlp_endpoint: str = DEFAULTS["otlp_endpoint"]  # URL of an OpenTelemetry collector
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
+    shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
     sleep_after: float | None = DEFAULTS["sleep_after"]  # seconds without a request after which the engine sleeps

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.declared.setting import COUNT, ONE_WAY, SECONDS, SIZE, Kind, Setting, choice, text, whole
+from penstock.declared.setting import COUNT, DELAY, ONE_WAY, SECONDS, SIZE, Kind, Setting, choice, text, whole
 
 WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank", "pages")
 
@@ -271,6 +271,14 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
                 "Seconds without a step until a busy engine counts as hung",
                 120.0,
                 "no step of a healthy engine takes as long",
+            ),
+            Setting(
+                "shutdown_delay",
+                DELAY,
+                "Seconds to serve on after SIGTERM while /readyz answers 503, so that load balancers notice",
+                0.0,
+                "requests are refused from the signal on",
+                more="[signals](serving.md#signals-and-failures)",
             ),
             Setting(
                 "drain_timeout",
