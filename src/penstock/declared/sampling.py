@@ -13,7 +13,8 @@ To add a parameter:
    keep the same ones.
 3. `python scripts/document_tables.py` writes its row in docs/openai.md.
 
-A wire that has another name for a parameter says so in its own struct (frontend/ollama/fields.py).
+A wire that has another name for a parameter says so in its own struct (frontend/ollama/fields.py). A struct with
+another base is decorated with `with_sampling` (frontend/describe.py).
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.declared.setting import COUNT, DELAY, ONE_WAY, SECONDS, SIZE, Kind, Setting, choice, text, whole
+from penstock.declared.setting import COUNT, ONE_WAY, SECONDS, SIZE, Kind, Setting, choice, text, whole
 
 WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank", "pages")
 
@@ -274,7 +274,7 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
             ),
             Setting(
                 "shutdown_delay",
-                DELAY,
+                Kind("number", "SECONDS", least=0, most=86_400),
                 "Seconds to serve on after SIGTERM while /readyz answers 503, so that load balancers notice",
                 0.0,
                 "requests are refused from the signal on",

@@ -32,7 +32,6 @@ def choice(*values: str) -> Kind:
 COUNT = whole()
 RANKS = whole(1, 1024)
 SECONDS = Kind("number", "SECONDS", above=0, most=86_400)
-DELAY = Kind("number", "SECONDS", least=0, most=86_400)
 SIZE = Kind("size", "SIZE", least=1, most=2**50)  # bytes: 4GiB, 500MB or a number
 SWITCH = Kind("switch", "")
 ONE_WAY = Kind("switch", "", one_way=True)

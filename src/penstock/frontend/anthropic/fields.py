@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import NOT_EMPTY, unsupported
-from penstock.messages import GivenSampling
+from penstock.frontend.describe import NOT_EMPTY, unsupported, with_sampling
 
 
 class ContentBlock(msgspec.Struct):
@@ -59,8 +58,8 @@ class Tool(msgspec.Struct):
     type: str | None = None
 
 
-class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
-    """The parameters that messages and count_tokens share. Sampling changes no count."""
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that messages and count_tokens share."""
 
     messages: Annotated[list[Message], NOT_EMPTY]
     model: str
@@ -81,6 +80,7 @@ class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     prefill: Annotated[Any, unsupported()] = None
 
 
+@with_sampling
 class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/messages."""
 

@@ -18,7 +18,6 @@ from penstock.frontend.requests.prompts import tokens_left
 from penstock.messages import (
     NEUTRAL,
     GenerateRequest,
-    GivenSampling,
     Grammar,
     InvalidParameter,
     SamplingParams,
@@ -45,7 +44,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     first_token_timeout: float | None = None
 
 
-def given_sampling(fields: GivenSampling) -> dict[str, Any]:
+def given_sampling(fields: msgspec.Struct) -> dict[str, Any]:
     """Returns the fields of SamplingParams that a request sets. Not every wire has `min_tokens` and `ignore_eos`."""
     return {name: value for name in _PASSED_ON if (value := getattr(fields, name, None)) is not None}
 

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import unsupported
+from penstock.frontend.describe import unsupported, with_sampling
 from penstock.frontend.openai.fields import StreamOptions
-from penstock.messages import GivenSampling
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -54,8 +53,8 @@ class TextFields(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     verbosity: str | None = None
 
 
-class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
-    """The parameters that a response and the count of its input's tokens share. Sampling changes no count."""
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that a response and the count of its input's tokens share."""
 
     input: Annotated[str | list[Item] | None, msgspec.Meta(extra_json_schema={"minItems": 1})] = None
     model: str | None = None
@@ -71,6 +70,7 @@ class PromptFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     truncation: Annotated[Any, unsupported("disabled")] = None
 
 
+@with_sampling
 class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/responses."""
 
