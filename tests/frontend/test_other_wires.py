@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from penstock.config.facts import PoolingFacts
 from penstock.declared.sampling import SAMPLING
-from penstock.declared.server_settings import WIRE_NAMES
+from penstock.declared.settings import WIRE_NAMES
 from penstock.frontend.wires import WIRES
 from penstock.messages import NEUTRAL, EndsEngines, EngineError, QueueFull
 from tests.frontend.conftest import NAME, Site, live

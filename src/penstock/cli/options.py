@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.completion import one_of
-from penstock.declared import engine_settings, server_settings
+from penstock.declared import settings
 from penstock.declared.setting import Setting
 
 Flags = Mapping[str, Any]
@@ -29,12 +29,12 @@ def _flag(setting: Setting) -> Any:
 
 
 def _flags(table: Mapping[str, Sequence[Setting]]) -> Flags:
-    return {setting.name: _flag(setting) for settings in table.values() for setting in settings}
+    return {setting.name: _flag(setting) for rows in table.values() for setting in rows}
 
 
 _FILE = typer.Option(metavar="FILE", help="YAML file with settings, named like these flags.")
-ENGINE: Flags = {"config": Annotated[str | None, _FILE], **_flags(engine_settings.ENGINE)}
-SERVER: Flags = _flags(server_settings.SERVER)
+ENGINE: Flags = {"config": Annotated[str | None, _FILE], **_flags(settings.ENGINE)}
+SERVER: Flags = _flags(settings.SERVER)
 
 
 def takes(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.cli.usage import PlainUsage
-from penstock.declared.engine_settings import ENGINE
-from penstock.declared.server_settings import SERVER
+from penstock.declared.settings import ENGINE, SERVER
 
 OWN = "Options"  # of settings that have no heading of their own
 SECTIONS: Mapping[str, tuple[str, ...]] = {

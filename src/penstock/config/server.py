@@ -4,8 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.declared.server_settings import WIRE_NAMES
-from penstock.declared.settings import DEFAULTS
+from penstock.declared.settings import DEFAULTS, WIRE_NAMES
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from penstock.config.origins import read_hosts, read_origins
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
-from penstock.declared.server_settings import WIRE_NAMES
 from penstock.declared.setting import Setting
-from penstock.declared.settings import SETTINGS
+from penstock.declared.settings import SETTINGS, WIRE_NAMES
 
 
 def _no_bool(value: Any) -> Any:
