@@ -13,8 +13,8 @@ import pytest
 
 import penstock
 from penstock.cli.completion import SCRIPTS
-from penstock.cli.options import VALUES
 from penstock.config.settings import Settings
+from penstock.declared.settings import SETTINGS
 from tests.cli.conftest import RunCommand
 
 
@@ -63,7 +63,7 @@ def test_values_are_those_of_the_settings() -> None:
     for name, field in Settings.model_fields.items():
         choices = next((get_args(kind) for kind in get_args(field.annotation) if get_args(kind)), ())
         if choices and all(isinstance(choice, str) for choice in choices):
-            assert VALUES[name] == choices, name
+            assert SETTINGS[name].kind.choices == choices, name
 
 
 def test_a_tab_imports_nothing_heavy(home: Path) -> None:

@@ -91,6 +91,12 @@ SHARED: Mapping[str, Wrong] = {
     "--device": (("gpu", "give auto, cpu or cuda"), ("", "give auto, cpu or cuda")),
     "--distributed-executor": (("threads", "give auto, process or ray"), ("", "give auto, process or ray")),
     "--drain-timeout": _SECONDS,
+    "--shutdown-delay": (
+        ("soon", "a number from 0 to 86400"),
+        ("-1", "from 0 to 86400"),
+        ("nan", "from 0"),
+        ("", "from 0"),
+    ),
     "--cors-origin": (
         ("*", "each origin must be named"),
         ("app.example.com", "give scheme://host[:port]"),
@@ -196,7 +202,8 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--top-p": (("most", "from 0 to 1"), ("2", "to 1"), ("-1", "from 0")),
         "--top-k": (("all", "give a whole number from 0"), ("-1", "from 0")),
         "--min-p": (("low", "from 0 to 1"), ("2", "to 1")),
-        "--repetition-penalty": (("high", "from 0 to 100"), ("-1", "from 0")),
+        "--repetition-penalty": (("high", "from 0.01 to 100"), ("-1", "from 0.01")),
+        "--top-n-sigma": (("low", "give a number from 0"), ("-1", "from 0")),
         "--presence-penalty": (("high", "from -2 to 2"), ("3", "to 2")),
         "--frequency-penalty": (("high", "from -2 to 2"), ("-3", "from -2")),
         "--seed": (("random", "give a whole number from 0"), ("-1", "from 0"), ("9" * 20, "to 18446744073709551615")),

@@ -64,6 +64,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     *[({"temperature": value}, "temperature") for value in (-0.1, -HUGE, "hot", True, [0.5])],
     *[({"top_p": value}, "top_p") for value in (-0.1, 1.1, HUGE, "1", False)],
     *[({"min_p": value}, "min_p") for value in (-0.1, 1.1, HUGE, "1")],
+    *[({"top_n_sigma": value}, "top_n_sigma") for value in (-1.1, -HUGE, "1", True)],
     *[({"top_k": value}, "top_k") for value in (-2, HUGE, -HUGE, 2.5, "9", True)],
     *[({"presence_penalty": value}, "presence_penalty") for value in (-2.1, 2.1, HUGE, "1", True)],
     *[({"frequency_penalty": value}, "frequency_penalty") for value in (-2.1, 2.1, -HUGE, "1", True)],

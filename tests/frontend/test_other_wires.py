@@ -11,9 +11,10 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.config.facts import PoolingFacts
-from penstock.config.server import WIRE_NAMES
+from penstock.declared.sampling import SAMPLING
+from penstock.declared.settings import WIRE_NAMES
 from penstock.frontend.wires import WIRES
-from penstock.messages import EndsEngines, EngineError, QueueFull
+from penstock.messages import NEUTRAL, EndsEngines, EngineError, QueueFull
 from tests.frontend.conftest import NAME, Site, live
 
 USER = [{"role": "user", "content": "hello"}]
@@ -227,6 +228,30 @@ async def test_a_prompt_that_ends_engines_must_not_be_sent_again(site: Site, pat
     assert answer.status_code == (422 if path.startswith("/generate") else 400), answer.text
     assert "do not send it again" in answer.text
     assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_every_wire_has_every_sampling_parameter(site: Site, path: str) -> None:
+    values = {name: 3 if parameter.whole else 0.5 for name, parameter in SAMPLING.items()}
+    fields: dict[str, Any] = dict(values)
+    if path.startswith("/api"):
+        fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        fields = {"options": fields}
+    elif not path.startswith("/v1"):
+        fields = {"parameters": fields}
+    model = {"model": NAME} if path.startswith(("/v1", "/api")) else {}
+    answer = await site.http.post(path, json={**model, **GENERATING[path], **fields})
+    assert answer.status_code == 200, answer.text
+    (request,) = site.engine.requests
+    assert {name: getattr(request.sampling, name) for name in values} == values
+
+
+async def test_values_that_other_servers_have_for_off_are_neutral(site: Site) -> None:
+    off = {name: parameter.off for name, parameter in SAMPLING.items() if parameter.off is not None}
+    assert set(off) >= {"top_k", "top_n_sigma"}
+    await site.post("/v1/completions", prompt="hello", max_tokens=1, **off)
+    sampling = site.engine.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in off} == {name: NEUTRAL[name] for name in off}
 
 
 async def test_keys_are_taken_from_either_header(make_site: Callable[..., Site]) -> None:

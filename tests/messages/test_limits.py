@@ -21,6 +21,8 @@ REFUSED: list[tuple[str, object, str]] = [
     ("top_p", NAN, "from 0 to 1"),
     ("min_p", 2.0, "from 0 to 1"),
     ("min_p", NAN, "from 0 to 1"),
+    ("top_n_sigma", -0.1, "0 (off) or more"),
+    ("top_n_sigma", INF, "finite"),
     ("presence_penalty", 2.1, "from -2 to 2"),
     ("presence_penalty", NAN, "from -2 to 2"),
     ("frequency_penalty", -2.1, "from -2 to 2"),

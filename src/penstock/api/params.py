@@ -1,12 +1,14 @@
 """The parameters that the library takes. Their names are vLLM's, so that its users' scripts run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, kw_only=True)
-class StructuredOutputsParams:
+from penstock.messages import GivenSampling
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint that the whole output must match: exactly one of these fields is set."""
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
@@ -16,9 +18,10 @@ class StructuredOutputsParams:
     json_object: bool | None = None
 
 
-@dataclass(kw_only=True)
-class SamplingParams:
+class SamplingParams(GivenSampling, kw_only=True):
     """How the output of a prompt is generated. None leaves a value to the model's recommendation, or to the default.
+
+    The sampling parameters are those of `penstock.declared.sampling`: `temperature`, `top_p`, `top_k` and the others.
 
     `max_tokens` is 16 by default for a prompt, and what the context allows for a chat. `temperature` 0 is greedy.
     `logprobs` and `prompt_logprobs` are the numbers of alternatives for each token.
@@ -27,13 +30,6 @@ class SamplingParams:
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # 0 and -1: off
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
@@ -59,5 +55,4 @@ class SamplingParams:
 
 
 def _given(params: SamplingParams | StructuredOutputsParams) -> dict[str, Any]:
-    values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name in params.__struct_fields__ if (value := getattr(params, name)) is not None}

@@ -49,6 +49,7 @@ def script(shell: str) -> str:
 def enable() -> None:
     """Lets Typer answer when a shell requests completions."""
     if VARIABLE in os.environ:
+        os.environ.update(COLUMNS="1000")  # typer wraps a long help, whose second line would be another completion
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()

@@ -4,73 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.cli.usage import PlainUsage
+from penstock.declared.settings import ENGINE, SERVER
 
+OWN = "Options"  # of settings that have no heading of their own
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Model": (
-        "config",
-        "revision",
-        "generation_config",
-        "device",
-        "dtype",
-        "quantization",
-        "quantization_group",
-        "served_model_name",
-    ),
-    "Memory and batches": (
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "kv_cache_memory",
-        "kv_cache_dtype",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "block_size",
-    ),
-    "Execution": (
-        "threads",
-        "speculation",
-        "num_speculative_tokens",
-        "attention_backend",
-        "enforce_eager",
-        "deterministic",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "expert_parallel",
-        "distributed_executor",
-    ),
-    "Server": ("host", "port", "api_processes", "grpc_port", "wires", "state_dir", "manage_models"),
-    "Access": (
-        "api_key",
-        "admin_key",
-        "allowed_host",
-        "allow_insecure_bind",
-        "tls_certificate",
-        "tls_key",
-        "cors_origin",
-    ),
-    "Answers": ("tool_format", "reasoning_format", "thinking_budget", "watermark", "watermark_key"),
-    "Queue and deadlines": (
-        "max_in_flight",
-        "max_waiting",
-        "max_waiting_tokens",
-        "max_priority",
-        "request_timeout",
-        "first_token_timeout",
-        "target_itl",
-        "step_deadline",
-        "drain_timeout",
-        "sleep_after",
-    ),
-    "Limits of a request": (
-        "max_body_size",
-        "max_answer_size",
-        "max_prompts",
-        "max_choices",
-        "max_sequences",
-        "max_logprobs",
-        "max_stop_strings",
-    ),
-    "Logs and traces": ("log_format", "otlp_endpoint", "event_log"),
+    heading: (
+        *(["config"] if heading == "Model" else []),
+        *(setting.name for table in (ENGINE, SERVER) for setting in table.get(heading, ())),
+    )
+    for heading in dict.fromkeys((*ENGINE, *SERVER))
+    if heading != OWN
 }
 _PLACES = {name: (heading, place) for heading, names in SECTIONS.items() for place, name in enumerate(names)}
 
@@ -81,12 +24,12 @@ class SectionedHelp(PlainUsage):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[int, Any]]] = {
             "Arguments": [],
-            "Options": [],
+            OWN: [],
             **{heading: [] for heading in SECTIONS},
         }
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                own = ("Arguments" if parameter.param_type_name == "argument" else "Options", 0)
+                own = ("Arguments" if parameter.param_type_name == "argument" else OWN, 0)
                 heading, place = _PLACES.get(parameter.name or "", own)
                 rows[heading].append((place, record))
         for heading, found in rows.items():

@@ -1,4 +1,4 @@
-"""Defaults of the settings, declared in order with their reasons. A later default may use earlier values."""
+"""Defaults of the settings with their reasons: the constants of `penstock.declared.settings`, and computed ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,15 @@ from penstock.config.memory import (
     tokens_of_one_sequence,
     workspace_bytes,
 )
-from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
+from penstock.declared.settings import SETTINGS
 
 MAX_NUM_SEQS = (256, 128, 64)
 WORKSPACE_BYTES = 160 << 20  # for logits and the sampler: peak memory is then weights + KV + 500 MB
 STATE_SHARE = 1 / 8  # of the memory, for states
 STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
-QUANTIZATION_GROUP = 32
 SPECULATIVE_TOKENS = 31
 
 # (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model cannot
@@ -220,70 +219,19 @@ def _threads(inputs: DefaultInputs) -> Default:
 
 DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
     {
+        **{name: _constant(each.default, each.why) for name, each in SETTINGS.items() if each.why},
+        # In this order: a later one may use the values of earlier ones.
         "served_model_name": _served_model_name,
-        "revision": _constant("", "the hub's main branch, or the folder as it is"),
-        "host": _constant("127.0.0.1", "reachable from this machine only"),
-        "port": _constant(8000, "what clients of such servers expect"),
-        "api_processes": _constant(1, "enough for about a thousand streams"),
-        "grpc_port": _constant(None, "HTTP only"),
-        "api_key": _constant(None, "no key is required"),
-        "admin_key": _constant(None, "on loopback without an API key none is required; else there are no such routes"),
-        "allowed_host": _constant((), "on loopback without an API key only loopback's names; else any"),
-        "tls_certificate": _constant("", "HTTP without TLS"),
-        "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
-        "allow_insecure_bind": _constant(False, "other machines need a key"),
-        "manage_models": _constant(False, "clients change nothing on this machine"),
-        "cors_origin": _constant((), "only pages of the server itself may use it"),
-        "seed": _constant(None, "each request draws its own"),
-        "generation_config": _constant("model", "the values that the model recommends"),
         "device": _device,
-        "gpu_memory_utilization": _constant(0.9, "the rest is for what CUDA and other programs take beside it"),
-        "enforce_eager": _constant(False, "CUDA graphs save the launches of a step"),
-        "deterministic": _constant(False, "on a GPU the fast path; on a CPU tokens never depend on the batch"),
         "attention_backend": _attention_backend,
         "dtype": _dtype,
-        "quantization": _constant("none", "weights in the dtype lose nothing"),
-        "quantization_group": _constant(QUANTIZATION_GROUP, "the smallest: in int4, quality comes from small groups"),
-        "block_size": _constant(16, "small blocks waste little at a sequence's end"),
-        "kv_cache_dtype": _constant("auto", "keys and values in the dtype lose nothing"),
         "enable_prefix_caching": _enable_prefix_caching,
-        "tensor_parallel_size": _constant(1, "layers are not divided"),
-        "pipeline_parallel_size": _constant(1, "layers stay together"),
-        "expert_parallel": _constant(False, "each tensor rank has a part of every expert, so that all have equal work"),
-        "distributed_executor": _constant("auto", "ranks are processes of this machine"),
         "speculation": _speculation,
         "num_speculative_tokens": _num_speculative_tokens,
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,
         "max_model_len": _max_model_len,
         "kv_cache_memory": _kv_cache_memory,
-        "watermark": _constant("none", "outputs are what the model gives"),
-        "watermark_key": _constant("", "nothing is marked"),
-        "max_waiting": _constant(1024, "a longer queue would only time out"),
-        "max_waiting_tokens": _constant(1 << 20, "a thousand tokens for each request that may wait"),
-        "target_itl": _constant(0.0, "prompts are cut to --max-num-batched-tokens only"),
         "threads": _threads,
-        "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
-        "log_format": _constant("text", "for people"),
-        "otlp_endpoint": _constant("", "no traces are sent"),
-        "event_log": _constant("", "no events are written"),
-        "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
-        "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),
-        "wires": _constant(",".join(WIRE_NAMES), "every client finds its own"),
-        "state_dir": _constant("auto", "penstock/port-N in the user's folder for state"),
-        "max_prompts": _constant(64, "a batch of an evaluation harness"),
-        "max_choices": _constant(32, "more are better sent as requests"),
-        "max_sequences": _constant(256, "what one request may take of the queue"),
-        "max_logprobs": _constant(20, "as in the OpenAI API"),
-        "max_stop_strings": _constant(16, "each is searched for in every token's text"),
-        "max_priority": _constant(10, "seconds: the others wait at most twice as much longer"),
-        "tool_format": _constant("auto", "as the chat template shows it"),
-        "reasoning_format": _constant("auto", "as the chat template shows it"),
-        "thinking_budget": _constant(None, "models think as long as max_tokens allows"),
-        "max_in_flight": _constant(2048, "bounds memory and open sockets"),
-        "request_timeout": _constant(None, "a request may take as long as it needs"),
-        "first_token_timeout": _constant(None, "a request may wait as long as it needs"),
-        "sleep_after": _constant(None, "the engine stays loaded"),
-        "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }
 )

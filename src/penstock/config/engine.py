@@ -5,49 +5,51 @@ from typing import Literal
 import msgspec
 
 from penstock.config.split import Split
+from penstock.declared.settings import DEFAULTS
 
 STEP_DRAFTS = 32  # in one step: more take a processor longer than the tokens they save
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """settings.py describes these fields for operators; defaults.py declares the defaults."""
+    """`penstock.declared.settings` describes these fields for operators. Without a setting, the defaults here are only
+    those of tests and tools: config/defaults.py computes the others from the model and the machine."""
 
     model: str  # the model's folder
     name: str  # as shown to users
-    revision: str = ""
+    revision: str = DEFAULTS["revision"]
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of weights, activations and KV cache
-    quantization: Literal["none", "int8", "int4", "fp8"] = "none"  # of matrices, while they are loaded
-    quantization_group: int = 32  # int4: values of a row that share a scale
+    quantization: Literal["none", "int8", "int4", "fp8"] = DEFAULTS["quantization"]  # of matrices
+    quantization_group: int = DEFAULTS["quantization_group"]  # int4: values of a row that share a scale
     device: Literal["cpu", "cuda"] = "cpu"
-    gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that the engine may take
-    enforce_eager: bool = False  # on a GPU: no graphs
-    deterministic: bool = False  # on a GPU: tokens do not depend on what else is in the batch; on a CPU they never do
+    gpu_memory_utilization: float = DEFAULTS["gpu_memory_utilization"]
+    enforce_eager: bool = DEFAULTS["enforce_eager"]  # on a GPU: no graphs
+    deterministic: bool = DEFAULTS["deterministic"]
     attention_backend: Literal["auto", "triton", "flashinfer"] = "auto"  # on a GPU; auto: triton
     max_model_len: int = 2048  # tokens of prompt and output together
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 2048  # tokens computed in one step
-    block_size: int = 16  # tokens per KV block
+    block_size: int = DEFAULTS["block_size"]  # tokens per KV block
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the dtype
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = DEFAULTS["kv_cache_dtype"]  # auto: the dtype
     enable_prefix_caching: bool = True
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
     num_speculative_tokens: int = 0  # drafts of one sequence in a step, at most; 0: none
-    watermark: Literal["none", "green-list", "gumbel"] = "none"
-    watermark_key: str = ""  # a secret
-    max_waiting: int = 1024  # requests queued before new ones are refused
-    max_waiting_tokens: int = 1 << 20  # of the prompts of these
-    target_itl: float = 0.0  # ms between the tokens of a stream, which limits prompt chunks; 0: no target
+    watermark: Literal["none", "green-list", "gumbel"] = DEFAULTS["watermark"]
+    watermark_key: str = DEFAULTS["watermark_key"]  # a secret
+    max_waiting: int = DEFAULTS["max_waiting"]  # requests queued before new ones are refused
+    max_waiting_tokens: int = DEFAULTS["max_waiting_tokens"]  # of the prompts of these
+    target_itl: float = DEFAULTS["target_itl"]  # ms; 0: no target
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    expert_parallel: bool = False  # the tensor ranks hold whole experts each
-    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
-    event_log: str = ""  # the file that the scheduler's events are written to; empty: none
+    tensor_parallel_size: int = DEFAULTS["tensor_parallel_size"]
+    pipeline_parallel_size: int = DEFAULTS["pipeline_parallel_size"]
+    expert_parallel: bool = DEFAULTS["expert_parallel"]  # the tensor ranks hold whole experts each
+    distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
+    event_log: str = DEFAULTS["event_log"]  # a file; "": none
     incarnation: int = 1
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = DEFAULTS["log_format"]
     log_level: Literal["info", "warning"] = "info"
-    step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
+    step_deadline: float = DEFAULTS["step_deadline"]  # seconds
 
     @property
     def split(self) -> Split:

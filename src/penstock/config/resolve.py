@@ -18,6 +18,7 @@ from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
+from penstock.declared.settings import SETTINGS
 
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -67,8 +68,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
     sources.setdefault("model", "default: the model for a first try")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
-    order = ("model", *DEFAULTS)
-    return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in order})
+    return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in SETTINGS})
 
 
 def _given_values(given: Given) -> dict[str, Any]:

@@ -4,43 +4,50 @@ from typing import Literal
 
 import msgspec
 
-WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank", "pages")
+from penstock.declared.settings import DEFAULTS, WIRE_NAMES
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes, times in seconds. Every limit is checked before anything is allocated for a request."""
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that an operator can set. Each is checked before anything is allocated for a request. Sizes are in
+    bytes, times in seconds."""
+
+    max_body_bytes: int = DEFAULTS["max_body_size"]
+    max_prompts: int = DEFAULTS["max_prompts"]  # in one completions request
+    max_choices: int = DEFAULTS["max_choices"]  # n
+    max_sequences: int = DEFAULTS["max_sequences"]  # prompts x n
+    max_logprobs: int = DEFAULTS["max_logprobs"]
+    max_answer_bytes: int = DEFAULTS["max_answer_size"]  # estimated from tokens and log-probabilities
+    max_stop_strings: int = DEFAULTS["max_stop_strings"]
+    max_priority: int = DEFAULTS["max_priority"]  # `priority` is from -max_priority to max_priority
+    max_in_flight: int = DEFAULTS["max_in_flight"]  # requests being answered; the next ones get 429
+    request_timeout: float | None = DEFAULTS["request_timeout"]  # from a request to its last token; None: no limit
+    first_token_timeout: float | None = DEFAULTS["first_token_timeout"]  # from a request to its first token
+    drain_timeout: float = DEFAULTS["drain_timeout"]  # for requests in flight to finish after a signal to stop
+
+
+class ServerConfig(ServerLimits, frozen=True, kw_only=True):
+    """The settings of an API server. None and "" mean that there is none of it."""
 
     served_model_name: str = "penstock"
     aliases: tuple[str, ...] = ()  # other names of the model
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_processes: int = 1  # that speak HTTP
-    grpc_port: int | None = None  # of KServe's gRPC service; None: there is none
-    api_key: str | None = None
-    admin_key: str | None = None  # of the operator's routes
-    allowed_host: tuple[str, ...] = ()  # names in the Host header, besides those of loopback
-    tls_certificate: str = ""  # PEM file; "": HTTP without TLS
-    tls_key: str = ""  # PEM file; "": the key is in the certificate's file
-    cors_origin: tuple[str, ...] = ()  # web origins that may use the server from a browser
+    host: str = DEFAULTS["host"]
+    port: int = DEFAULTS["port"]
+    api_processes: int = DEFAULTS["api_processes"]  # that speak HTTP
+    grpc_port: int | None = DEFAULTS["grpc_port"]  # of KServe's gRPC service
+    api_key: str | None = DEFAULTS["api_key"]
+    admin_key: str | None = DEFAULTS["admin_key"]  # of the operator's routes
+    allowed_host: tuple[str, ...] = DEFAULTS["allowed_host"]  # names in the Host header, besides those of loopback
+    tls_certificate: str = DEFAULTS["tls_certificate"]  # PEM file; "": HTTP without TLS
+    tls_key: str = DEFAULTS["tls_key"]  # PEM file; "": the key is in the certificate's file
+    cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
-    manage_models: bool = False  # clients of Ollama's API may download and delete models
-    state_dir: str = "auto"  # for stored responses, files and batches; auto: by the port; none: nothing is stored
-    seed: int | None = None  # of requests without one; None: each draws its own
-    max_body_bytes: int = 4 << 20
-    max_prompts: int = 64  # in one completions request
-    max_choices: int = 32  # n
-    max_sequences: int = 256  # prompts x n
-    max_logprobs: int = 20
-    max_answer_bytes: int = 32 << 20  # that a request may have, estimated from tokens and log-probabilities
-    max_stop_strings: int = 16
-    max_priority: int = 10  # `priority` is from -max_priority to max_priority
-    tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
-    reasoning_format: str = "auto"  # how it marks its reasoning
-    thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
-    max_in_flight: int = 2048  # requests being answered; more get 429
-    request_timeout: float | None = None  # of a request in seconds, at most; None: no limit
-    first_token_timeout: float | None = None
-    otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
-    log_format: Literal["text", "json"] = "text"
-    sleep_after: float | None = None  # seconds without a request after which the engine sleeps; None: it never does
-    drain_timeout: float = 30.0  # that requests may take to finish at shutdown
+    manage_models: bool = DEFAULTS["manage_models"]  # clients of Ollama's API may download and delete models
+    state_dir: str = DEFAULTS["state_dir"]  # auto: by the port; none: nothing is stored
+    seed: int | None = DEFAULTS["seed"]  # of requests without one; None: each draws its own
+    tool_format: str = DEFAULTS["tool_format"]  # how the model writes tool calls: a format's name, auto or none
+    reasoning_format: str = DEFAULTS["reasoning_format"]  # how it marks its reasoning
+    thinking_budget: int | None = DEFAULTS["thinking_budget"]  # most tokens of reasoning in an answer
+    otlp_endpoint: str = DEFAULTS["otlp_endpoint"]  # URL of an OpenTelemetry collector
+    log_format: Literal["text", "json"] = DEFAULTS["log_format"]
+    shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
+    sleep_after: float | None = DEFAULTS["sleep_after"]  # seconds without a request after which the engine sleeps

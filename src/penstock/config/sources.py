@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.config.wrong_setting import COMMAND_LINE, PREFIX, flag, unknown, wanted
+from penstock.declared.settings import SETTINGS
 
 if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine process does not need it
-    from penstock.config.settings import Settings
+    from penstock.config.settings import GivenSettings
 
 FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file if the command line does not
 KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY", PREFIX + "NO_KERNELS"})  # of the native kernels; not settings
 MAX_FILE_BYTES = 1 << 20
-SECRET = frozenset({"api_key", "admin_key", "watermark_key"})  # settings whose values are never shown
+SECRET = frozenset(name for name, setting in SETTINGS.items() if setting.secret)  # their values are never shown
 
 
 class ConfigError(ValueError):
@@ -24,7 +25,7 @@ class ConfigError(ValueError):
 class Given:
     """The settings that were given. `sources` has an entry for every setting that is not None."""
 
-    settings: "Settings"
+    settings: "GivenSettings"
     sources: Mapping[str, str]
 
 
@@ -49,8 +50,8 @@ def read_settings(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, value, source in _statements(flags or {}, environ, file, flags_source):
-        if name not in Settings.model_fields:
-            raise ConfigError(unknown(name, source, Settings.model_fields))
+        if name not in SETTINGS:
+            raise ConfigError(unknown(name, source, SETTINGS))
         if value is not None:
             values[name], sources[name] = value, source
     try:

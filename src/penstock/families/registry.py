@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
+from penstock.declared.sampling import SAMPLING
 from penstock.families.checkpoint.fp8 import scale_block
 from penstock.families.decoders.cohere import cohere, cohere2
 from penstock.families.decoders.falcon import falcon
@@ -199,11 +200,11 @@ def load_generation_defaults(model: Path) -> dict[str, float]:
     """The sampling parameters that a model recommends, in generation_config.json or in a GGUF file's metadata, named as
     in SamplingParams; empty without any."""
     config = HFConfig(sampling_defaults(read_gguf(model)), str(model)) if is_gguf(model) else _generation_config(model)
-    names = ("temperature", "top_p", "min_p", "repetition_penalty")
-    defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
-    if config.get("top_k") is not None:
-        defaults["top_k"] = config.integer("top_k", least=0)
-    return defaults
+    given = {name: each for name, each in SAMPLING.items() if each.recommended and config.get(name) is not None}
+    return {
+        name: config.integer(name, least=0) if each.whole else config.number(name, or_zero=True)
+        for name, each in given.items()
+    }
 
 
 def model_facts(spec: ModelSpec) -> ModelFacts:

@@ -206,6 +206,8 @@ class _Probes:
     async def _ready(self, request: Request) -> Response:
         if self._lifecycle.draining:
             return _json({"status": "draining"}, 503)
+        if self._lifecycle.stopping:
+            return _json({"status": "stopping"}, 503)
         status = self._serving.model.client.state.status
         if status == "restarting":
             return _json({"status": "the engine is started again"}, 503)

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
+
+from penstock.messages import GivenSampling
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 
@@ -18,6 +22,20 @@ def unsupported(*harmless: Any) -> msgspec.Meta:
     no effect, which are accepted, as null is. `refuse_unsupported` (http/body.py) refuses the others."""
     schema = {"description": "Not supported: leave it out", "enum": [None, *harmless]}
     return msgspec.Meta(extra_json_schema=schema, extra={"harmless": harmless})
+
+
+def with_sampling(kind: type[T]) -> type[T]:
+    """Returns the struct with the fields of GivenSampling, for one that cannot inherit them as it has another base."""
+    struct = msgspec.defstruct(
+        kind.__name__,
+        [(name, annotation, None) for name, annotation in GivenSampling.__annotations__.items()],
+        bases=(kind,),
+        module=kind.__module__,
+        namespace={"__doc__": kind.__doc__},
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return cast(type[T], struct)
 
 
 @cache

@@ -3,12 +3,12 @@
 import msgspec
 
 from penstock.config import ServerConfig
+from penstock.config.server import ServerLimits
 
 
-class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of requests and connections. Sizes are in bytes, times in seconds."""
+class RequestLimits(ServerLimits, frozen=True, kw_only=True):
+    """Limits of requests and connections: those of the settings, and others. Sizes are in bytes, times in seconds."""
 
-    max_body_bytes: int = 4 << 20
     max_buffered_bytes: int = 256 << 20  # of all bodies that are being received or decoded
     max_json_strings: int = 16_384  # in a body, keys included
     max_json_containers: int = 8_192  # arrays and objects
@@ -17,17 +17,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128
     max_pipelined: int = 16  # requests that wait on a connection for earlier answers
-    max_prompts: int = 64  # in one completion request
     max_inputs: int = 2048  # texts in one request for embeddings, scores or labels
-    max_choices: int = 32  # n
-    max_sequences: int = 256  # prompts x n
-    max_logprobs: int = 20
-    max_answer_bytes: int = 32 << 20  # estimated from tokens and log-probabilities
     max_unread_bytes: int = 256 << 20  # of all answers that are being made or unread, after 64 KiB of each
-    max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries
-    max_priority: int = 10  # `priority` is from -max_priority to max_priority
     max_tools: int = 128  # in one request
     max_tool_bytes: int = 256 << 10  # of all tools of a request, as JSON
     max_tool_calls: int = 128  # in one message
@@ -41,7 +34,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_batches: int = 64  # of one owner that are not complete
     storage_seconds: float = 30 * 86_400.0  # until a response or a file expires
     max_id_chars: int = 256  # in a request's id that each part of its answer repeats
-    max_in_flight: int = 2048  # requests being answered; the next ones get 429
     max_sockets: int = 256  # WebSockets that are open
     max_socket_requests: int = 64  # in flight on one WebSocket
     ping_interval: float = 20.0  # between the pings of a WebSocket; a client that does not answer for as long is gone
@@ -50,9 +42,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     min_upload_rate: int = 256 << 10  # bytes/s: a file that is uploaded has body_timeout and its size / this rate
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected
     keep_alive_timeout: float = 75.0
-    request_timeout: float | None = None  # from a request to its last token; None: no limit
-    first_token_timeout: float | None = None  # from a request to its first token
-    drain_timeout: float = 30.0  # for requests in flight to finish after a signal to stop
     retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 
     def share(self, processes: int) -> "RequestLimits":
@@ -68,4 +57,4 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLimits":
         """The limits that the server's settings contain; the others have their defaults."""
-        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__ if hasattr(config, name)})
+        return cls(**{name: getattr(config, name) for name in ServerLimits.__struct_fields__})

@@ -20,7 +20,7 @@ UNIT_LINES = 7
 ROW, TOKEN, AHEAD = range(3)
 LOGIT_LINES = 3
 
-# How a row's token is chosen: the best one; drawn from all; from what top_p and min_p keep; from the top_k best.
+# How a row's token is chosen: the best one; drawn from all; from what filters keep; from the top_k best.
 GREEDY, PLAIN, FILTERED, TOP_K = range(4)
 
 CHOSEN, NOT_FINITE, ALL_BANNED = range(3)  # the status of a row of logits
@@ -105,9 +105,10 @@ class SamplingRows:
     """How each row of the batch is sampled: arrays [rows]."""
 
     kind: Tensor  # int32: GREEDY, PLAIN, FILTERED or TOP_K
-    temperature: Tensor  # fp64, as are the next two
+    temperature: Tensor  # fp64, as are the next three
     top_p: Tensor
     min_p: Tensor
+    top_n_sigma: Tensor  # 0: off
     top_k: Tensor  # int32; 0: off
     streams: Tensor  # int64: the bits of noise.stream
     outputs: Tensor  # int32: how many tokens the choice has; counted up by `advance`
@@ -116,7 +117,7 @@ class SamplingRows:
     @classmethod
     def empty(cls, rows: int, device: torch.device | str) -> "SamplingRows":
         i32, f64 = torch.int32, torch.float64
-        dtypes = (i32, f64, f64, f64, i32, torch.int64, i32, i32)
+        dtypes = (i32, f64, f64, f64, f64, i32, torch.int64, i32, i32)
         return cls(*(_zeros(device, dtype, rows) for dtype in dtypes))
 
 

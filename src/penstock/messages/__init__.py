@@ -42,13 +42,15 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, Thinking
+from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of
 from penstock.messages.stream import Stream
 from penstock.messages.window import Window
 
 __all__ = [
     "GRAMMAR_TOO_COMPLEX",
     "LATER_PRIORITY",
+    "NEUTRAL",
     "OUT_OF_MEMORY",
     "BlockChanges",
     "BlockCopy",
@@ -71,6 +73,7 @@ __all__ = [
     "FinishReason",
     "ForgottenBlocks",
     "GenerateRequest",
+    "GivenSampling",
     "Grammar",
     "Identity",
     "InvalidParameter",
@@ -98,6 +101,7 @@ __all__ = [
     "Work",
     "check_sampling",
     "pack_row",
+    "range_of",
     "row_size",
     "unpack_rows",
 ]

@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.messages.request import Grammar, PoolingParams, SamplingParams
+from penstock.messages.request import Grammar, PoolingParams
+from penstock.messages.sampling import SamplingParams
 from penstock.messages.window import Window
 
 

@@ -4,35 +4,7 @@ from typing import Literal
 
 import msgspec
 
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of one request are chosen. Ranges are checked by `check_sampling`.
-
-    Filters apply in the order: logit_bias, penalties, min_tokens, temperature, top_k, top_p, min_p.
-    `temperature` 0 is greedy. `top_k` 0 is off. Penalties see prompt and output (repetition) or output only (presence,
-    frequency), as in the OpenAI API and transformers.
-    """
-
-    seed: int  # 0 .. 2**64-1; always fixed before the engine sees it
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    eos_token_ids: tuple[int, ...] = ()  # the model's own; ignored when ignore_eos
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # k best beside the sampled token; None: no logprobs at all
-    prompt_logprobs: int | None = None  # k best for every prompt token but the first
-
-    def stops(self) -> frozenset[int]:
-        """The token ids that end a choice."""
-        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(self.eos_token_ids))
+from penstock.messages.sampling import SamplingParams
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -56,7 +56,7 @@ class StepLimits(NamedTuple):
 class ChooseOptions:
     """How a step's rows of logits are sampled, as the device needs it."""
 
-    filtered: bool  # whether any row has a top_k, top_p or min_p
+    filtered: bool  # whether any row's kind is FILTERED or TOP_K
     logprobs: int  # alternatives that are packed for every row; -1: none
     edited: Tensor | None = None  # int32: rows of logits that are edited
 

@@ -54,7 +54,7 @@ class StepKernels(Protocol):
 
         `logit_rows` [LOGIT_LINES, n] says which row of the batch each belongs to; `token_ids` [rows of the batch, most]
         are the batch's. int32 `edited` [m] are the rows of logits that have edits (None: none); `filtered` says whether
-        any row has a top_k, top_p or min_p. The result has `logprobs` alternatives packed for every row; -1: none.
+        any row's kind is FILTERED or TOP_K. The result has `logprobs` alternatives packed for every row; -1: none.
         `masks`, applied after the edits, are those of the step (None: no row has one).
         """
         ...

@@ -26,13 +26,13 @@ SERVER = (
     "--seed 7 --max-waiting 64 --max-waiting-tokens 9000 "
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
-    "--thinking-budget 100 --drain-timeout 5 --step-deadline 60 --log-format json "
+    "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
     "--event-log events.jsonl --state-dir none --cors-origin https://ours.example --request-timeout 60 "
     "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
 )
 SAMPLING = (
-    "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2 "
-    "--frequency-penalty 0.1 --seed 7 --max-tokens 8"
+    "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --top-n-sigma 2 --repetition-penalty 1.1 "
+    "--presence-penalty 0.2 --frequency-penalty 0.1 --seed 7 --max-tokens 8"
 )
 HUB = f"{HUB_MODEL} --revision main"
 

@@ -81,6 +81,23 @@ def test_sigterm_to_the_group_lets_streams_finish(tmp_path: Path, monkeypatch: p
     assert "WARNING" not in log and "ERROR" not in log
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stopping_server_answers_until_load_balancers_have_noticed(tmp_path: Path, processes: int) -> None:
+    delay = 4.0
+    flags = ("--api-processes", str(processes), "--shutdown-delay", f"{delay:g}")
+    with serving(tmp_path / "log", *FLAGS, *flags) as server:
+        signalled = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: status(server.url + "/readyz") == 503, delay, "the server not to be ready")
+        while time.monotonic() - signalled < delay / 2:
+            late = Stream(server, 4)
+            late.run()
+            assert late.events[-1] == "data: [DONE]"
+        assert server.process.wait(PATIENCE) == 0
+        assert time.monotonic() - signalled >= delay
+    assert server.log.read_text().count("(--shutdown-delay)") == processes
+
+
 @pytest.mark.parametrize("launcher", ["timeout", "make"])
 def test_a_launcher_that_passes_the_signal_on_does_not_end_the_wait(tmp_path: Path, launcher: str) -> None:
     """`timeout` signals its child and then its group; `make` passes on what its group has received, too."""

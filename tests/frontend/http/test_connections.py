@@ -369,6 +369,38 @@ async def test_stopping_lets_streams_finish(site: Site) -> None:
         await asyncio.open_connection("127.0.0.1", http.base_url.port)
 
 
+async def test_before_it_drains_a_server_answers_and_is_not_ready(site: Site) -> None:
+    """For `delay` seconds, of which the second signal takes the rest away."""
+    sock = listening()
+    running = asyncio.create_task(serve(site.app, sock, delay=60))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
+        assert (await http.get("/readyz")).status_code == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: site.app.lifecycle.stopping)
+        assert (await http.get("/readyz")).json() == {"status": "stopping"}
+        assert (await http.get("/livez")).status_code == 200
+        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
+        assert not site.app.lifecycle.draining and not running.done()
+        await asyncio.sleep(server.ONE_STOP_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 20)
+    assert site.app.lifecycle.draining and site.engine.closed
+
+
+async def test_a_delay_ends_by_itself_and_with_the_engine(make_site: Callable[..., Site]) -> None:
+    for ends in (False, True):
+        site, stop = make_site(), asyncio.Event()
+        running = asyncio.create_task(serve(site.app, listening(), stop=stop, delay=60 if ends else 0.2))
+        stop.set()
+        await until(lambda site=site: site.app.lifecycle.stopping)  # type: ignore[misc]
+        if not ends:
+            await asyncio.wait_for(running, 20)
+            continue
+        site.engine.healthy = False
+        with pytest.raises(EngineError, match="the engine ended before"):
+            await asyncio.wait_for(running, 20)
+
+
 async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
     sock = listening()
     await asyncio.wait_for(serve(site.app, sock, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20)

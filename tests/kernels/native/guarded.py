@@ -259,9 +259,9 @@ def _of_sampling(op: SampleOp) -> Iterator[Extent]:
     for field in ("rows", "ahead"):
         yield Extent(op, field, count * 4)
     yield Extent(op, "logits", count * op.vocab * 4, True)
-    for field in ("choosing", "top_k", "outputs", "logprobs"):
+    for field in ("kind", "top_k", "outputs", "logprobs"):
         yield Extent(op, field, rows * 4)
-    for field in ("temperature", "top_p", "min_p", "streams"):
+    for field in ("temperature", "top_p", "min_p", "top_n_sigma", "streams"):
         yield Extent(op, field, rows * 8)
     yield Extent(op, "tokens", count * 8, True)
     yield Extent(op, "status", count * 4, True)

@@ -36,6 +36,10 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"top_k": 40, "top_p": 0.8},
     {"top_k": 20, "min_p": 0.1, "temperature": 2.0},
     {"top_k": 2000, "top_p": 0.99},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 2.0, "top_p": 0.8},
+    {"top_n_sigma": 3.0, "top_k": 40, "temperature": 1.5},
+    {"top_n_sigma": 1.5, "top_k": 2000, "top_p": 0.9, "min_p": 0.01},
 )
 
 
@@ -96,11 +100,12 @@ def test_masks_are_those_of_the_cpu(vocab: int) -> None:
 
 def test_more_contenders_than_are_listed_are_gone_through() -> None:
     vocab = 20000
-    both = samplers(vocab, 2)
-    for row, way in enumerate(({"top_p": 0.99}, {"top_k": 19000})):
+    ways: list[dict[str, Any]] = [{"top_p": 0.99}, {"top_k": 19000}, {"top_n_sigma": 4.0, "top_p": 0.99}]
+    both = samplers(vocab, len(ways))
+    for row, way in enumerate(ways):
         add(both, row, SamplingParams(seed=row, max_tokens=9, temperature=50.0, **way))
-    logits = make_logits(2, vocab, 0) * 0.01
-    got, want = (sampler.sample(logits.clone(), [0, 1]) for sampler in both)
+    logits = make_logits(len(ways), vocab, 0) * 0.01
+    got, want = (sampler.sample(logits.clone(), range(len(ways))) for sampler in both)
     assert got.token_ids == want.token_ids
 
 

@@ -36,6 +36,8 @@ def kept(logits: Reals, params: SamplingParams) -> Marks:
     order = np.lexsort((np.arange(logits.size), -logits))
     log_p = (logits[order] - logits[order[0]]) / params.temperature
     keep = np.ones(logits.size, np.bool_)
+    if params.top_n_sigma > 0:
+        keep = logits[order] >= logits.max() - params.top_n_sigma * logits[np.isfinite(logits)].std()
     if params.top_k:
         keep[params.top_k :] = False
     weights = np.where(keep, np.exp(log_p), 0.0)
@@ -107,6 +109,14 @@ def _kept_within(x: Reals, params: SamplingParams, tolerance: float) -> tuple[Ma
     most = np.searchsorted(-falling, -(x - tolerance), side="right") - 1
     limit = params.top_k or x.size
     surely, possibly = most < limit, fewest < limit
+    if params.top_n_sigma > 0:
+        above = x - falling[0] + params.top_n_sigma * x[np.isfinite(x)].std()
+        shifted = tolerance * (1 + params.top_n_sigma)  # by so much the difference may change
+        surely &= (above >= shifted) | (most == 0)
+        possibly &= above >= -shifted
+        limit = min(limit, int((above >= 0).sum()))
+        if params.top_p < 1 and (np.abs(above) < shifted).any():  # the mass may change by a whole token
+            surely[:] = False
     if params.top_p < 1:
         weights = np.exp((falling - falling[0]) / params.temperature) * (np.arange(x.size) < limit)
         sums = np.concatenate([[0.0], np.cumsum(weights)]) / weights.sum()

@@ -58,6 +58,7 @@ def some_choice(random: np.random.Generator, vocab: int) -> Choice:
         "top_k": int(pick([0, 0, 0, 1, 5, 40, vocab - 1, vocab, 10 * vocab])),
         "top_p": float(pick([1.0, 1.0, 0.9, 0.5, 0.05, 0.999, 0.0])),
         "min_p": float(pick([0.0, 0.0, 0.01, 0.2, 1.0])),
+        "top_n_sigma": float(pick([0.0, 0.0, 0.0, 0.5, 1.3, 2.9, 50.0])),
         "logprobs": pick([None, None, 0, 3]),
     }
     if random.random() < 0.4:
@@ -103,6 +104,9 @@ def test_large_vocabulary(make: MakeSampler) -> None:
         {"top_p": 0.1},
         {"min_p": 0.02},
         {"top_p": 0.7, "min_p": 1e-4},
+        {"top_n_sigma": 1.5},
+        {"top_n_sigma": 2.5, "top_p": 0.8},
+        {"top_n_sigma": 4.0, "top_k": 50},
     ]
     choices = [Choice(params(seed, **given)) for seed, given in enumerate(filters)]
     flat = random.standard_normal((len(choices), vocab)).astype(np.float32)
@@ -265,7 +269,7 @@ def test_a_row_with_every_token_banned_fails_alone(make: MakeSampler) -> None:
     assert sampled.token_ids[1] == 1
 
 
-@pytest.mark.parametrize("given", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.01}])
+@pytest.mark.parametrize("given", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.01}, {"top_n_sigma": 2.0}])
 def test_single_masked_logits_are_never_drawn(make: MakeSampler, given: dict[str, object]) -> None:
     """A model may mask tokens of its own with -inf."""
     logits = np.full((200, 20), -np.inf, np.float32)

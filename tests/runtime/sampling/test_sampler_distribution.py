@@ -49,6 +49,7 @@ def assert_distributed(counts: NDArray[np.int64], shares: NDArray[np.float64]) -
         {"top_p": 0.8},
         {"top_p": 0.3},
         {"min_p": 0.2},
+        {"top_n_sigma": 1.0},
         {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.05},
         {"temperature": 1.5, "top_p": 0.9, "min_p": 0.05},
     ],

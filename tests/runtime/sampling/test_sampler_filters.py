@@ -98,6 +98,15 @@ FILTERS = [
     {"top_p": 0.95, "min_p": 0.05},
     {"top_k": 100, "top_p": 0.97, "min_p": 0.01},
 ]
+SIGMA = [
+    {"top_n_sigma": 0.5},
+    {"top_n_sigma": 2.0},
+    {"top_n_sigma": 9.0},
+    {"top_n_sigma": 1.5, "top_k": 3},
+    {"top_n_sigma": 2.0, "top_p": 0.8},
+    {"top_n_sigma": 2.5, "top_k": 6, "top_p": 0.9, "min_p": 0.05},
+]
+EVERY = [*FILTERS, *SIGMA]
 
 
 @pytest.mark.parametrize("given", FILTERS, ids=str)
@@ -132,7 +141,25 @@ def tokens_drawn(logits: NDArray[np.float32], draws: int, **given: object) -> se
     return set(draw_all(logits, list(range(draws)), **given).tolist())
 
 
-@pytest.mark.parametrize("given", FILTERS, ids=str)
+@pytest.mark.parametrize(("n", "expected"), [(0.0, {0, 1, 2, 3}), (1.0, {2, 3}), (3.0, {0, 1, 2, 3})])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_top_n_sigma_is_that_of_llama_cpp(n: float, expected: set[int], temperature: float) -> None:
+    """The cases of its tests (tests/test-sampling.cpp). Temperature changes nothing: it divides the deviation, too."""
+    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4])).astype(np.float32)
+    assert tokens_drawn(logits, 500, top_n_sigma=n, temperature=temperature) == expected
+
+
+def test_top_n_sigma_keeps_a_token_exactly_at_the_border() -> None:
+    logits = np.array([0.0, 2.0, -np.inf, -np.inf], np.float32)  # of the two that count, the deviation is 1
+    assert tokens_drawn(logits, 200, top_n_sigma=2.0) == {0, 1}
+    assert tokens_drawn(logits, 200, top_n_sigma=2.0 - 1e-9) == {1}
+
+
+def test_top_n_sigma_keeps_all_of_equal_logits() -> None:
+    assert tokens_drawn(np.full(6, 0.1, np.float32), 500, top_n_sigma=0.01) == set(range(6))
+
+
+@pytest.mark.parametrize("given", EVERY, ids=str)
 def test_exactly_the_kept_tokens_are_drawn(given: dict[str, float]) -> None:
     """Of few tokens, each so likely that 3,000 draws show all of them."""
     for seed in range(3):
@@ -184,7 +211,7 @@ def test_a_choice_that_is_not_close_survives_any_such_change(tolerance: float) -
     random = np.random.default_rng(10)
     settled = 0
     for seed in range(120):
-        given = params(seed, **FILTERS[seed % len(FILTERS)], temperature=float(random.choice([0.0, 0.5, 1.5])))
+        given = params(seed, **EVERY[seed % len(EVERY)], temperature=float(random.choice([0.0, 0.5, 1.5])))
         logits = random_logits(seed, 60, 2.0).astype(np.float64)
         if is_close(logits, given, 0, [], [], tolerance):
             continue
@@ -197,7 +224,7 @@ def test_a_choice_that_is_not_close_survives_any_such_change(tolerance: float) -
 
 
 def test_few_choices_are_close_at_the_tolerance_of_float32_logits() -> None:
-    cases = [(params(seed, **FILTERS[seed % len(FILTERS)]), random_logits(seed, 1000)) for seed in range(240)]
+    cases = [(params(seed, **EVERY[seed % len(EVERY)]), random_logits(seed, 1000)) for seed in range(240)]
     assert sum(is_close(logits, given, 0, [], [], 1e-4) for given, logits in cases) <= 2
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.cli.chat.chat import Chat
 from penstock.cli.chat.conversation import Conversation
 from penstock.cli.chat.safe_text import one_line
-from penstock.cli.chat.settings import SAMPLING, SWITCHES
+from penstock.cli.chat.settings import NUMBERS, SWITCHES
 
 _COMMAND = re.compile(r"/([A-Za-z?]+)(?:[ \t]+(.*))?", re.DOTALL)
 LEAVING = ("exit", "quit")  # words that leave without a slash, as in other programs
@@ -59,15 +59,15 @@ def execute(chat: Chat, text: str) -> str:
 def _set(chat: Chat, argument: str) -> str:
     settings = chat.settings
     if not argument:
-        rows = [(name, settings.shown(name), settings.source(name)) for name in (*SAMPLING, *SWITCHES)]
+        rows = [(name, settings.shown(name), settings.source(name)) for name in (*NUMBERS, *SWITCHES)]
         rows.append(("system", *_system_row(chat)))
         return _columns(rows)
     name, _, value = argument.partition(" ")
     name, value = name.lower().replace("-", "_"), value.strip()
     if name == "system":
         return _system(chat, value)
-    if name not in (*SAMPLING, *SWITCHES):
-        near = difflib.get_close_matches(name, (*SAMPLING, *SWITCHES, "system"), n=1)
+    if name not in (*NUMBERS, *SWITCHES):
+        near = difflib.get_close_matches(name, (*NUMBERS, *SWITCHES, "system"), n=1)
         meant = f"did you mean {near[0]}?" if near else "/set shows all settings"
         raise ValueError(f"there is no setting {name[:40]}; {meant}")
     if value:

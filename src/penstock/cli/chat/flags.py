@@ -1,48 +1,24 @@
 """Defines the flags that only `penstock run` has."""
 
-from typing import Annotated
+from math import isinf
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.options import Flags
+from penstock.declared.sampling import SAMPLING, SamplingParameter
 
-SAMPLING: Flags = {
-    "temperature": Annotated[
-        float | None, typer.Option(metavar="N", min=0, max=100, help="0 always takes the most likely token; 1 samples.")
-    ],
-    "top_p": Annotated[
-        float | None,
-        typer.Option(
-            metavar="N", min=0, max=1, help="Sample from the most likely tokens that together have this probability."
-        ),
-    ],
-    "top_k": Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Sample from this many most likely tokens; 0 is off.")
-    ],
-    "min_p": Annotated[
-        float | None,
-        typer.Option(
-            metavar="N", min=0, max=1, help="Leave out tokens below this share of the most likely one's probability."
-        ),
-    ],
-    "repetition_penalty": Annotated[
-        float | None,
-        typer.Option(
-            metavar="N", min=0, max=100, help="Above 1: tokens of the prompt and the answer become less likely."
-        ),
-    ],
-    "presence_penalty": Annotated[
-        float | None, typer.Option(metavar="N", min=-2, max=2, help="Above 0: tokens of the answer become less likely.")
-    ],
-    "frequency_penalty": Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            min=-2,
-            max=2,
-            help="Above 0: the more often the answer has a token, the less likely it becomes.",
-        ),
-    ],
+_MOST = {"temperature": 100}  # the API takes any finite one
+
+
+def _flag(name: str, parameter: SamplingParameter) -> Any:
+    most = _MOST.get(name, parameter.most)
+    option = typer.Option(metavar="N", min=parameter.least, max=None if isinf(most) else most, help=parameter.help)
+    return Annotated[int | None, option] if parameter.whole else Annotated[float | None, option]
+
+
+SAMPLING_FLAGS: Flags = {
+    **{name: _flag(name, parameter) for name, parameter in SAMPLING.items()},
     "seed": Annotated[
         int | None,
         typer.Option(
@@ -54,7 +30,7 @@ SAMPLING: Flags = {
     ],
 }
 CHAT: Flags = {
-    **SAMPLING,
+    **SAMPLING_FLAGS,
     "system": Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of the conversation.")],
     "raw": Annotated[bool | None, typer.Option("--raw", help="Complete the text as it is, without a chat template.")],
     "stats": Annotated[

@@ -16,7 +16,7 @@ from prompt_toolkit.styles import Style
 from penstock.cli.chat.commands import COMMANDS
 from penstock.cli.chat.entry import ends_in_backslash, goes_on
 from penstock.cli.chat.history import HistoryFile, history_path
-from penstock.cli.chat.settings import SAMPLING, SWITCHES
+from penstock.cli.chat.settings import NUMBERS, SWITCHES
 
 PROMPT, MORE = ">>> ", "... "
 PLACEHOLDER = "Type a message, or /? for help"
@@ -91,7 +91,7 @@ class CommandCompleter(Completer):
 
 def _setting(argument: str) -> Iterator[Completion]:
     name, gap, value = argument.partition(" ")
-    begun, choices = name, [*SAMPLING, *SWITCHES, "system"]
+    begun, choices = name, [*NUMBERS, *SWITCHES, "system"]
     if gap:
         begun, choices = value, ["on", "off", "default"] if name in SWITCHES else ["default"]
     for choice in choices:

@@ -3,25 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.messages import InvalidParameter, SamplingParams, check_sampling
+from penstock.declared.sampling import SAMPLING
+from penstock.messages import NEUTRAL, InvalidParameter, SamplingParams, check_sampling
 
 CHAT_TOKENS, RAW_TOKENS = 4096, 256  # a small model may never end an answer, and one that completes text rarely does
 # For a model that recommends nothing: to sample from the whole vocabulary reads badly.
 UNRECOMMENDED: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
-INTEGERS = ("top_k", "seed", "max_tokens")
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "max_tokens",
-)
+NUMBERS = (*SAMPLING, "seed", "max_tokens")
 SWITCHES = ("stats", "markdown", "history")
-_NEUTRAL = {name: getattr(SamplingParams(seed=0, max_tokens=0), name) for name in SAMPLING[:7]}
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -33,13 +22,13 @@ class ChatSettings:
 
         Raises ValueError that names the flag whose value is out of range.
         """
-        self._default: dict[str, tuple[Any, str]] = {name: (value, "default") for name, value in _NEUTRAL.items()}
+        self._default: dict[str, tuple[Any, str]] = {name: (value, "default") for name, value in NEUTRAL.items()}
         self._default |= {"seed": (None, "default"), "max_tokens": (RAW_TOKENS if raw else CHAT_TOKENS, "default")}
         self._default |= {"stats": (False, "default"), "markdown": (not raw, "default"), "history": (True, "default")}
         for name, value in (recommended or UNRECOMMENDED).items():
             self._default[name] = (value, "the model" if recommended else "default")
         for name, value in flags.items():
-            if name in SAMPLING:
+            if name in NUMBERS:
                 _check(name, value, "--" + name.replace("_", "-"))
             self._default[name] = (value, "the command line")
         self._set: dict[str, Any] = {}
@@ -72,24 +61,22 @@ class ChatSettings:
 
     def sampling_summary(self) -> str:
         """Returns the sampling values that something other than Penstock's neutral values decides, on one line."""
-        names = [name for name in SAMPLING if name in _NEUTRAL and self[name] != _NEUTRAL[name]]
+        names = [name for name, neutral in NEUTRAL.items() if self[name] != neutral]
         return ", ".join(f"{name} {self.shown(name)}" for name in names) or "temperature 1"
 
     def sampling(self, seed: int, left: int, eos: tuple[int, ...]) -> SamplingParams:
         """Returns the parameters of an answer. `seed` is taken if none is set; `left` tokens fit in the context."""
-        values = {name: self[name] for name in SAMPLING}
-        chosen = values.pop("seed")
-        most = values.pop("max_tokens")
+        chosen = self["seed"]
         return SamplingParams(
-            **values,
+            **{name: self[name] for name in SAMPLING},
             seed=seed if chosen is None else chosen,
-            max_tokens=min(most, left),
+            max_tokens=min(self["max_tokens"], left),
             eos_token_ids=eos,
         )
 
 
 def _number(name: str, text: str) -> float | int:
-    whole = name in INTEGERS
+    whole = name not in SAMPLING or SAMPLING[name].whole
     try:
         value = int(text) if whole else float(text)
     except ValueError:
@@ -104,8 +91,6 @@ def _check(name: str, value: float, label: str) -> None:
         if not 1 <= value <= _MOST_TOKENS:
             raise ValueError(f"{label} is {value}; it must be 1 or more: an answer has at least a token")
         return
-    if name == "top_k" and value > _MOST_TOKENS:
-        raise ValueError(f"{label} is {value}; it must be at most {_MOST_TOKENS}: give 0 to turn it off")
     values: dict[str, Any] = {"seed": 0, name: value}
     try:
         check_sampling(SamplingParams(**values, max_tokens=1), 1, 0)

@@ -31,7 +31,7 @@ from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck
 
 if TYPE_CHECKING:
-    from penstock.config.settings import Settings
+    from penstock.config.settings import GivenSettings
     from penstock.engine.client import StreamingClient
     from penstock.frontend import ServedModel
     from penstock.frontend.versions.reloads import Start
@@ -48,7 +48,7 @@ class LoadedVersion(NamedTuple):
     """The settings and files from which a version was loaded."""
 
     prepared: PreparedModel
-    settings: "Settings"
+    settings: "GivenSettings"
     states: tuple[FileState, ...]
     texts: str  # of `text_digest`
 

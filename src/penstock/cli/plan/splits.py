@@ -10,8 +10,8 @@ from rich.table import Table
 from penstock.cli.output import duration
 from penstock.cli.prepare import FoundModel
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, format_bytes
-from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.machine.devices import Devices
+from penstock.declared.settings import DEFAULTS
 from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
@@ -41,7 +41,7 @@ def fitting_splits(
 ) -> list[PlannedSplit]:
     """Returns the possible splits that fit in memory, and the split that the settings name."""
     settings = found.given.settings
-    group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
+    group = (settings.quantization_group or DEFAULTS["quantization_group"]) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))
     if asked is not None:
         splits[asked.engine.split] = None

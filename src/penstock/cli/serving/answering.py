@@ -36,7 +36,7 @@ class Answering:
     ) -> None:
         """`path` is the model's, `grpc` the address of the gRPC service."""
         limits = RequestLimits.of(server)
-        self._served = served
+        self._served, self._delay = served, server.shutdown_delay
         self._tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
         store = None
         if server.manage_models:
@@ -72,7 +72,16 @@ class Answering:
         sys.setswitchinterval(SWITCH_SECONDS)
         with keep_off(self._served.client.info.cpu):  # the processor that the engine's loop stays on
             try:
-                await serve_http(self.app, sock, tls=self.tls, stop=stop, hurry=hurry, ready=begin, beside=self.grpc)
+                await serve_http(
+                    self.app,
+                    sock,
+                    tls=self.tls,
+                    stop=stop,
+                    hurry=hurry,
+                    ready=begin,
+                    beside=self.grpc,
+                    delay=self._delay,
+                )
             finally:
                 if self._tracer is not None:
                     self._tracer.close()

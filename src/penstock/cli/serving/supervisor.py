@@ -33,7 +33,7 @@ from penstock.observe.counts import Counts, add
 from penstock.observe.metrics import Metrics
 from penstock.observe.processes import usage_of_one
 
-MARGIN_SECONDS = 5.0  # beyond the time to drain, after which an API process is killed
+MARGIN_SECONDS = 5.0  # beyond the time to stop, after which an API process is killed
 
 log = logging.getLogger("penstock.serve")
 
@@ -149,11 +149,11 @@ class Supervisor:
     async def _drain(self, keeping: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
         """Lets the processes finish the requests in flight. Those that do not end in time are killed."""
         for sock in self._sockets:
-            sock.close()  # the processes refuse new requests, and connections when they have ended
+            sock.close()  # the processes have their own: they refuse connections when they have ended
         self._versions.order("drain")
         hurried = asyncio.create_task(hurry.wait())
         ended = asyncio.gather(*keeping, return_exceptions=True)
-        seconds = self._server.drain_timeout + CLOSE_SECONDS + MARGIN_SECONDS
+        seconds = self._server.shutdown_delay + self._server.drain_timeout + CLOSE_SECONDS + MARGIN_SECONDS
         await asyncio.wait((ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if hurry.is_set():
             self._versions.order("hurry")

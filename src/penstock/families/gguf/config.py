@@ -6,6 +6,7 @@ the architecture: here they are the same.
 
 from typing import Any
 
+from penstock.declared.sampling import SAMPLING
 from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL, PER_LAYER
 from penstock.families.gguf.keys import WHERE, GgufKeys, plain
 from penstock.families.gguf.names import INTERLEAVED
@@ -42,14 +43,9 @@ def rotary_dim(file: GgufFile) -> int:
 
 def sampling_defaults(file: GgufFile) -> dict[str, Any]:
     """The recommended sampling parameters, by their names in generation_config.json."""
-    names = {
-        "temp": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "penalty_repeat": "repetition_penalty",
-    }
-    found = {name: file.metadata.get(f"general.sampling.{key}") for key, name in names.items()}
+    others = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+    names = [name for name, parameter in SAMPLING.items() if parameter.recommended]
+    found = {name: file.metadata.get(f"general.sampling.{others.get(name, name)}") for name in names}
     return {name: plain(value) for name, value in found.items() if value is not None}
 
 

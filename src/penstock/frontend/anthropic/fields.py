@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import NOT_EMPTY, unsupported
+from penstock.frontend.describe import NOT_EMPTY, unsupported, with_sampling
 
 
 class ContentBlock(msgspec.Struct):
@@ -80,15 +80,13 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prefill: Annotated[Any, unsupported()] = None
 
 
+@with_sampling
 class MessageFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/messages."""
 
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     seed: int | None = None  # not Anthropic's
     # accepted without effect
     diagnostics: Any = None

@@ -54,6 +54,7 @@ class Lifecycle:
     """Says whether new requests are accepted, and counts those being answered."""
 
     def __init__(self) -> None:
+        self.stopping = False  # the server is not ready, but accepts requests until it drains
         self.draining = False
         self.in_flight = 0
         self._idle = asyncio.Event()

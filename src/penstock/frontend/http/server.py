@@ -50,13 +50,15 @@ async def serve(
     hurry: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
     beside: Beside | None = None,
+    delay: float = 0.0,
 ) -> None:
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given; `hurry` is then the
     second signal.
 
-    `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
-    lets those in flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a
-    second or more after the first, ends that wait: requests that are still in flight end with the engine's error.
+    `ready` is called once requests are answered and signals are handled. On a signal the server reports that it is not
+    ready, and serves on for `delay` seconds, so that load balancers notice. It then refuses new requests, lets those in
+    flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a second or more
+    after the first, ends these waits: requests that are still in flight end with the engine's error.
     SIGHUP reads the certificate of `tls` again, and reloads the model if it or its settings have changed. The signals
     stay handled until the event loop is closed. Run it on uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
@@ -79,6 +81,7 @@ async def serve(
     try:
         await asyncio.wait((running, stopped, given_up), return_when=asyncio.FIRST_COMPLETED)
         if app.serving.healthy:
+            await _serve_on(app, delay, hurry, running, given_up)
             await _drain(app, hurry)
     finally:
         stopped.cancel()
@@ -137,6 +140,17 @@ async def _until_ended(serving: Serving) -> None:
     while serving.healthy:
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _serve_on(app: Access, seconds: float, hurry: asyncio.Event, *ends: asyncio.Task[None]) -> None:
+    """Reports that the server is not ready, and answers requests for so long, or until `hurry` or one of `ends`."""
+    app.lifecycle.stopping = True
+    if not seconds:
+        return
+    _log.info("stopping: requests are answered for %g s more, while /readyz is 503 (--shutdown-delay)", seconds)
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait((hurried, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
 
 
 async def _drain(app: Access, hurry: asyncio.Event) -> None:

@@ -5,22 +5,16 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.frontend.describe import NOT_EMPTY
+from penstock.messages import GivenSampling
 
 _OUTPUT = msgspec.Meta(extra_json_schema={"properties": {"name": {"const": "text_output"}}, "required": ["name"]})
 
 
-class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Parameters(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     """How to sample, and what the answer has."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     stop: str | list[str] | None = None

@@ -4,20 +4,18 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.declared.sampling import SAMPLING
 from penstock.frontend.describe import unsupported
+from penstock.messages import GivenSampling, range_of
 
 
-class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Options(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     """How to sample."""
 
+    repetition_penalty: Annotated[float | None, range_of("repetition_penalty")] = msgspec.field(
+        default=None, name="repeat_penalty"
+    )
     num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     # accepted without effect: the server's own settings decide, or the sampler has no such thing
@@ -46,6 +44,10 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tfs_z: Annotated[Any, unsupported(1)] = None
     typical_p: Annotated[Any, unsupported(1)] = None
     vocab_only: Annotated[Any, unsupported(False)] = None
+
+
+# Ollama's names of sampling parameters, and those of SamplingParams.
+SAMPLING_NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Options) if field.name in SAMPLING}
 
 
 class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

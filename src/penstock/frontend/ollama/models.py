@@ -12,8 +12,8 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.ollama.fields import ModelFields
-from penstock.frontend.ollama.options import SAMPLING_NAMES, check_model
+from penstock.frontend.ollama.fields import SAMPLING_NAMES, ModelFields
+from penstock.frontend.ollama.options import check_model
 from penstock.frontend.served import ServedModel
 from penstock.frontend.store import StoredModel
 

@@ -15,13 +15,14 @@ from penstock.frontend.requests.chat import ChatMessages, ChatRequest
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reasoning import reasoning_variables, thinking_variables
 from penstock.frontend.requests.reply import ToolUse
-from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options, stop_strings
+from penstock.frontend.requests.sampling import (
+    GenerationOptions,
+    check_logprobs,
+    check_options,
+    given_sampling,
+    stop_strings,
+)
 from penstock.frontend.served import ServedModel
-
-SAMPLING_NAMES = {  # Ollama's name: that of SamplingParams
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
-    "repeat_penalty": "repetition_penalty",
-}
 
 
 def check_model(model: ServedModel, name: str) -> None:
@@ -36,7 +37,7 @@ def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOpti
     options = GenerationOptions(
         stop=stop_strings(given.stop),
         seed=None if given.seed == -1 else given.seed,
-        sampling={ours: value for name, ours in SAMPLING_NAMES.items() if (value := getattr(given, name)) is not None},
+        sampling=given_sampling(given),
     )
     check_options(options, limits)
     return options

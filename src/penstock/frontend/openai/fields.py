@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.frontend.describe import NOT_EMPTY, unsupported
+from penstock.messages import GivenSampling
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,7 +43,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     """The parameters that completions and chat share."""
 
     model: str | None = None
@@ -50,17 +51,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

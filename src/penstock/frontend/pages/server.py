@@ -6,14 +6,13 @@ import orjson
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.requests.ranges import RANGES
-from penstock.frontend.requests.sampling import SAMPLING
-from penstock.messages import SamplingParams
+from penstock.messages import NEUTRAL
 from penstock.messages.limits import MAX_STOP_TOKENS
 from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
 
-_DEFAULTS = [name for name in SAMPLING if name != "ignore_eos"]
+_DEFAULTS = {"min_tokens": 0, **NEUTRAL}
 _LIMITS = (
     *("max_choices", "max_logprobs", "max_stop_strings", "max_stop_chars", "max_logit_bias", "max_tools"),
     *("max_tool_bytes", "max_body_bytes"),
@@ -24,7 +23,6 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
     """Answers with the model's names, the defaults of sampling parameters, their ranges and the server's limits."""
     model, limits = context.model, context.limits
     info = model.client.info
-    own = SamplingParams(seed=0, max_tokens=0)
     return orjson.dumps(
         {
             "version": __version__,
@@ -37,7 +35,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "chat": model.tokenizer.chat_template is not None,
             "tools": model.chat_format.tools is not None,
             "reasoning": model.chat_format.reasoning is not None,
-            "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
+            "defaults": {name: model.defaults.get(name, own) for name, own in _DEFAULTS.items()},
             "ranges": RANGES,
             "limits": {
                 **{name: getattr(limits, name) for name in _LIMITS},

@@ -1,15 +1,14 @@
 """The values that parameters may have on every wire, for the OpenAPI document and the pages. `sampling.py` and
-`messages/limits.py` check them."""
+`messages/limits.py` check them. Those of sampling parameters are in `penstock.declared`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.messages.limits import MAX_ADDITIVE_PENALTY, MAX_BIAS, REPETITION_RANGE
+from penstock.declared.sampling import SAMPLING
+from penstock.messages.limits import MAX_BIAS
 
 RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)),
-    "repetition_penalty": REPETITION_RANGE,
+    **{name: (each.least, each.most) for name, each in SAMPLING.items() if each.most < float("inf")},
     "logit_bias": (-MAX_BIAS, MAX_BIAS),
 }
 
@@ -21,18 +20,14 @@ def _between(low: float, high: float) -> dict[str, float]:
 _POSITIVE = {"minimum": 1}
 _NOT_NEGATIVE = {"minimum": 0}
 _TEXTS = {"minLength": 1, "items": {"minLength": 1}}
-# Keywords of JSON Schema by the parameter's name; a parameter's annotation has precedence. Limits that the operator or
-# the model sets are not here.
+# Keywords of JSON Schema by the parameter's name; a parameter's annotation has precedence: sampling parameters have
+# theirs. Limits that the operator or the model sets are not here.
 KEYWORDS: Mapping[str, Mapping[str, Any]] = {
-    **{name: _between(*span) for name, span in RANGES.items() if name != "logit_bias"},
-    "repeat_penalty": _between(*RANGES["repetition_penalty"]),
     "logit_bias": {
         "additionalProperties": _between(*RANGES["logit_bias"]),
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
     },
-    "top_k": _between(-1, 2**31 - 1),
     "seed": _between(-(2**63), 2**64 - 1),
-    "temperature": _NOT_NEGATIVE,
     "min_tokens": _NOT_NEGATIVE,
     "prompt_logprobs": _NOT_NEGATIVE,
     "top_logprobs": _NOT_NEGATIVE,

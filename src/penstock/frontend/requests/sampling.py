@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.declared.sampling import SAMPLING
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
@@ -14,14 +15,16 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.answer_size import reserve_answer
 from penstock.frontend.requests.deadlines import check_timeout, deadlines
 from penstock.frontend.requests.prompts import tokens_left
-from penstock.messages import GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
-
-# Parameters that SamplingParams has under the same name and with the same meaning.
-SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+from penstock.messages import (
+    NEUTRAL,
+    GenerateRequest,
+    Grammar,
+    InvalidParameter,
+    SamplingParams,
+    check_sampling,
 )
-_INT32 = 2**31 - 1
+
+_PASSED_ON = (*SAMPLING, "min_tokens", "ignore_eos")  # SamplingParams has them under the same names
 
 
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +45,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def given_sampling(fields: msgspec.Struct) -> dict[str, Any]:
-    """Returns the parameters of SAMPLING that a request sets. A wire need not have all of them."""
-    return {name: value for name in SAMPLING if (value := getattr(fields, name, None)) is not None}
+    """Returns the fields of SamplingParams that a request sets. Not every wire has `min_tokens` and `ignore_eos`."""
+    return {name: value for name in _PASSED_ON if (value := getattr(fields, name, None)) is not None}
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -59,8 +62,6 @@ def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
         raise invalid(f"n is {digits(n)}; it must be from 1 to {limits.max_choices}: {remedy}", "n")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise invalid(f"seed is {digits(seed)}; it must be an integer of 64 bits", "seed")
-    if abs(top_k := options.sampling.get("top_k", 0)) > _INT32:
-        raise invalid(f"top_k is {digits(top_k)}; it must be an integer of 32 bits", "top_k")
     check_priority(options.priority, limits)
     check_timeout(options.timeout, "timeout", limits.request_timeout)
     check_timeout(options.first_token_timeout, "first_token_timeout", limits.first_token_timeout)
@@ -180,8 +181,10 @@ def _sampling_params(
     model, limits = context.model, context.limits
     seed = context.seed if options.seed is None else options.seed
     values = {**model.defaults, **options.sampling}
-    if values.get("top_k") == -1:  # vLLM's value for off
-        values["top_k"] = 0
+    for name in values.keys() & SAMPLING.keys():
+        parameter = SAMPLING[name]
+        if parameter.off is not None and parameter.off <= values[name] < parameter.least:
+            values[name] = NEUTRAL[name]
     params = SamplingParams(
         **values,
         seed=secrets.randbits(64) if seed is None else seed % 2**64,

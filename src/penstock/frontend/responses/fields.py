@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.describe import unsupported
+from penstock.frontend.describe import unsupported, with_sampling
 from penstock.frontend.openai.fields import StreamOptions
 
 
@@ -70,6 +70,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: Annotated[Any, unsupported("disabled")] = None
 
 
+@with_sampling
 class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/responses."""
 
@@ -77,12 +78,9 @@ class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     # not OpenAI's
-    top_k: int | None = None
     seed: int | None = None
     priority: int | None = None
     # accepted without effect

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.frontend.describe import NOT_EMPTY, unsupported
+from penstock.messages import GivenSampling
 
 
 class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -12,14 +13,9 @@ class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
     value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
-class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Parameters(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     max_new_tokens: int | None = None
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
     grammar: GrammarFields | None = None

@@ -1,5 +1,16 @@
 """The sampler in NumPy: it defines which token a row gets, and serves machines without native kernels.
 
+The order of processing is
+
+    raw logits -> logit_bias -> repetition, then presence and frequency penalties -> min_tokens
+               -> top_n_sigma -> temperature -> top_k -> top_p -> min_p -> argmax of log p + noise
+
+as in transformers, whose filters also see what the earlier ones left: top_p takes its share of the mass of the tokens
+that top_n_sigma and top_k keep. top_n_sigma comes first, as in llama.cpp; temperature, which comes last there, does not
+change what it keeps. (vLLM applies min_p before top_k and top_p. It compares with the most likely token, which every
+filter keeps, so the order changes only what top_p takes its share of.) Logprobs are those of the raw logits. Equal
+logits rank by ascending token id everywhere: top_k keeps exactly k tokens, and a greedy row takes the lowest id.
+
 Plain and vectorised: filtered rows are sorted. Each row is treated alone, so its token does not depend on the batch.
 """
 
@@ -130,17 +141,20 @@ def draw(logits: Logits, rows: NDArray[np.int32], keys: noise.Keys, sampling: Sa
         values.numpy()[rows][:, None] for values in (sampling.temperature, sampling.top_p, sampling.min_p)
     )
     top_k = sampling.top_k.numpy()[rows][:, None]
-    log_p = (logits - logits.max(axis=1, keepdims=True).astype(np.float64)) / temperature
+    below = logits - logits.max(axis=1, keepdims=True).astype(np.float64)
+    log_p = below / temperature
     scores = log_p + noise.gumbel(noise.hash_tokens(np.arange(vocab), keys))
     of_filtered = np.flatnonzero(sampling.kind.numpy()[rows] >= FILTERED)
     if of_filtered.size:
         order = np.argsort(-logits[of_filtered], axis=1, kind="stable")  # best first, equals by ascending id
         ranked = np.take_along_axis(log_p[of_filtered], order, 1)
         k, share = np.where(top_k > 0, top_k, vocab)[of_filtered], top_p[of_filtered]
-        weights = np.where(np.arange(vocab) < k, np.exp(ranked), 0.0)
+        in_reach = reach_best(below[of_filtered], sampling.top_n_sigma.numpy()[rows[of_filtered]][:, None])
+        left = (np.arange(vocab) < k) & np.take_along_axis(in_reach, order, 1)
+        weights = np.where(left, np.exp(ranked), 0.0)
         mass = np.cumsum(weights, axis=1)
         ahead = np.concatenate([np.zeros((len(mass), 1)), mass[:, :-1]], axis=1)
-        kept = (np.arange(vocab) < k) & ((ahead < share * mass[:, -1:]) | (share >= 1))
+        kept = left & ((ahead < share * mass[:, -1:]) | (share >= 1))
         kept &= ranked >= np.log(min_p[of_filtered])
         kept[:, 0] = True
         marks = np.empty_like(kept)
@@ -148,3 +162,18 @@ def draw(logits: Logits, rows: NDArray[np.int32], keys: noise.Keys, sampling: Sa
         scores[of_filtered] = np.where(marks, scores[of_filtered], -np.inf)
     best: NDArray[np.int64] = scores.argmax(axis=1)
     return best
+
+
+def reach_best(below: NDArray[np.float64], deviations: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Marks [rows, vocab] of the tokens that top_n_sigma keeps: Tang et al., Top-nσ: Not All Logits Are You Need, 2024.
+
+    `below` are logits less the best one. Tokens are kept at most so many `deviations` [rows, 1] below it; 0: all.
+    Banned tokens, whose logits are -inf, do not count to the standard deviation. The best token is one of the values,
+    so the difference of squares loses few digits.
+    """
+    counted = np.isfinite(below)
+    values, count = np.where(counted, below, 0.0), counted.sum(axis=1, keepdims=True)
+    mean = values.sum(axis=1, keepdims=True) / count
+    variance = (values * values).sum(axis=1, keepdims=True) / count - mean * mean
+    kept: NDArray[np.bool_] = (below >= -deviations * np.sqrt(np.maximum(variance, 0.0))) | (deviations <= 0)
+    return kept

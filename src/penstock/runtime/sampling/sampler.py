@@ -12,20 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import FILTERED, GREEDY, PLAIN, TOP_K, EditRows, MaskRows, SamplingRows
-from penstock.messages import SamplingParams
+from penstock.messages import NEUTRAL, SamplingParams
 from penstock.runtime.device import Change
 from penstock.runtime.sampling import noise
 
 # A lower temperature is greedy: it would divide logits that differ by rounding alone into certainty.
 GREEDY_BELOW = 1e-5
 MOST = 2**31 - 1  # the largest int32
+# Sampling parameters that the kernels read of each row, and those that leave out tokens. top_k has a kind of its own.
+_OF_ROWS = tuple(name for name in SamplingRows.__dataclass_fields__ if name in NEUTRAL)
+_FILTERS = tuple(name for name in _OF_ROWS if name not in ("temperature", "top_k"))
 
 
 class StepSampling(NamedTuple):
     """How the rows of logits of one step are sampled. It is the one place where the options of rows enter a step."""
 
     edited: NDArray[np.int32]  # rows of logits that are edited
-    filtered: bool  # whether any row has a top_k, top_p or min_p
+    filtered: bool  # whether any row's kind is FILTERED or TOP_K
     logprobs: NDArray[np.int32]  # [rows of logits]: how many of the best tokens each lists; -1: no logprobs
     most_logprobs: int  # the largest of these
 
@@ -99,9 +102,8 @@ class Sampler:
         top_k = params.top_k if params.top_k < self._vocab_size else 0
         host = self._host
         host["kind"][row] = _kind(params, top_k)
-        host["temperature"][row] = params.temperature
-        host["top_p"][row] = params.top_p
-        host["min_p"][row] = params.min_p
+        for name in _OF_ROWS:
+            host[name][row] = getattr(params, name)
         host["top_k"][row] = top_k
         host["streams"].view(np.uint64)[row] = noise.stream(params.seed, choice)
         host["outputs"][row] = outputs
@@ -202,7 +204,7 @@ def _kind(params: SamplingParams, top_k: int) -> int:
         return GREEDY
     if top_k:
         return TOP_K
-    return FILTERED if params.top_p < 1 or params.min_p > 0 else PLAIN
+    return FILTERED if any(getattr(params, name) != NEUTRAL[name] for name in _FILTERS) else PLAIN
 
 
 def _edits(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int) -> _Edits:

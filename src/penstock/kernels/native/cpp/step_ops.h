@@ -43,7 +43,7 @@ struct PackedLogprobs {  // [rows of logits][stride]
 };
 
 // The next token of each of `count` rows of logits, which hold raw values before and after. If drafts of a row of the
-// batch are verified, several rows of logits belong to it. The arrays from `choosing` to `logprobs` are indexed by the
+// batch are verified, several rows of logits belong to it. The arrays from `kind` to `logprobs` are indexed by the
 // row of the batch, all else by the row of logits. `edits` and `packed` may be changed between runs.
 struct SampleOp {
   const int64_t* count;
@@ -53,11 +53,12 @@ struct SampleOp {
   int64_t vocab;
   const int64_t* targets;  // or null: tokens that are given, and only scored
   const LogitEdits* edits;
-  const Choosing* choosing;
+  const Choosing* kind;
   const double* temperature;
-  const int32_t* top_k;  // in [1, vocab] where it is what chooses
+  const int32_t* top_k;  // at most vocab; 0: off
   const double* top_p;
   const double* min_p;
+  const double* top_n_sigma;  // 0: off
   const uint64_t* streams;  // of noise
   const int32_t* outputs;   // tokens so far
   const int32_t* logprobs;  // how many of the best, at most vocab; -1: none at all

@@ -1,4 +1,4 @@
-"""Samples from the tokens that top_k, top_p and min_p keep, without a sort.
+"""Samples from the tokens that top_n_sigma, top_k, top_p and min_p keep, without a sort.
 
 The summary gives a floor: a logit that every kept token reaches, and few others. The tokens that reach it are listed
 first. top_k finds the k-th largest logit by bisecting the bits of floats. top_p samples first, then checks that the
@@ -38,6 +38,7 @@ def draw_filtered(
         parameters.top_k,
         parameters.top_p,
         parameters.min_p,
+        parameters.top_n_sigma,
         parameters.streams,
         outputs,
         summary.tops,
@@ -156,6 +157,35 @@ def mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, 
 
 
 @triton.jit
+def deviation(logits, vocab, peak, CHUNK: tl.constexpr):
+    """The standard deviation of the logits that are not -inf, in fp64. `peak` is the greatest of them."""
+    count = tl.zeros([], tl.float64)
+    total = tl.zeros([], tl.float64)
+    squares = tl.zeros([], tl.float64)
+    for start in range(0, vocab, CHUNK):
+        token = start + tl.arange(0, CHUNK)
+        value = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        counted = value > float("-inf")
+        below = tl.where(counted, value.to(tl.float64) - peak, 0.0)
+        count += tl.sum(counted.to(tl.float64), 0)
+        total += tl.sum(below, 0)
+        squares += tl.sum(below * below, 0)
+    mean = total / count
+    return tl.sqrt(tl.maximum(squares / count - mean * mean, 0.0))
+
+
+@triton.jit
+def mass_reaching(logits, vocab, least, peak, temperature, CHUNK: tl.constexpr):
+    """The sum of exp((logit - peak) / temperature) over the logits that reach `least`, in fp64."""
+    mass = tl.zeros([], tl.float64)
+    for start in range(0, vocab, CHUNK):
+        token = start + tl.arange(0, CHUNK)
+        value = tl.load(logits + token, mask=token < vocab, other=float("-inf")).to(tl.float64)
+        mass += tl.sum(tl.where(value >= least, tl.exp((value - peak) / temperature), 0.0), 0)
+    return mass
+
+
+@triton.jit
 def winner(logits, listing, size, listed, border, limit, least, peak, temperature, k0, k1, CHUNK: tl.constexpr):
     """(logit, token) of the greatest log p + noise among contenders that reach `least`, ahead of (border, limit)."""
     score = tl.full([], float("-inf"), tl.float64)
@@ -183,6 +213,7 @@ def _draw_filtered(
     top_ks,
     top_ps,
     min_ps,
+    top_n_sigmas,
     streams,
     outputs,
     tops,
@@ -216,13 +247,20 @@ def _draw_filtered(
     block_tops = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf")).to(tl.float64)
     parts = tl.load(masses + nth * blocks + each, mask=each < blocks, other=0.0)
     mass = tl.sum(parts * tl.exp((block_tops - peak) / temperature), 0)
-    least = tl.full([], float("-inf"), tl.float64)
+    reach = tl.full([], float("-inf"), tl.float64)  # what top_n_sigma keeps
+    top_n_sigma = tl.load(top_n_sigmas + row)
+    if top_n_sigma > 0.0:
+        reach = peak - top_n_sigma * deviation(logits, vocab, peak, CHUNK)
+        if (kind == FILTERED) & (top_p < 1.0):
+            mass = mass_reaching(logits, vocab, reach, peak, temperature, CHUNK)
+    least = reach
     if min_p > 0.0:
-        least = peak + temperature * tl.log(min_p)
+        least = tl.maximum(least, peak + temperature * tl.log(min_p))
 
     k = tl.load(top_ks + row)
     if kind == TOP_K:
         floor = floor_of_best(lanes + nth * blocks * BLOCK_LANES, blocks * BLOCK_LANES, k, LANES).to(tl.float64)
+        floor = tl.maximum(floor, reach)
     else:
         # A kept token has less than top_p of the mass ahead of it, so it and the tokens behind it hold more than
         # 1 - top_p. These are at most `vocab` tokens, none heavier than it. 0.001 covers rounding.
@@ -231,6 +269,7 @@ def _draw_filtered(
             share = tl.log((1.0 - top_p) * mass / vocab) - 0.001
             floor = tl.maximum(floor, peak + temperature * share)
     size = list_reaching(logits, listing, vocab, floor, CHUNK, LISTED)
+    k = tl.minimum(k, size)  # top_n_sigma may keep fewer
     listed = size <= LISTED
     size = tl.where(listed, size, vocab)
     border = tl.full([], float("-inf"), tl.float32)

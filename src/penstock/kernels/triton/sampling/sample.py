@@ -23,7 +23,7 @@ def sample(
     """Returns int64 tokens [n] and int32 statuses [n] of fp32 logits [n, vocab].
 
     int32 [n]: `rows` are the rows of the batch; `outputs` is the number of output tokens before each row of logits,
-    drafts included. `filtered` is True if any row has a top_k, top_p or min_p.
+    drafts included. `filtered` is True if any row's kind is FILTERED or TOP_K.
     """
     count, vocab = logits.shape
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)

@@ -64,15 +64,6 @@ struct Noise {
 
 inline double gumbel(uint32_t hash) { return -std::log(-std::log1p(-((hash + 0.5) * 0x1p-32))); }
 
-struct Draw {  // the sampling parameters of a row, and its noise
-  double temperature, top_p, min_p;
-  int64_t top_k;
-  Noise noise;
-
-  // The factor that turns logits into exponents of 2. It is never 0: at a very high temperature, -inf * 0 would be NaN.
-  float scale() const { return std::max(static_cast<float>(kLog2E / temperature), 1e-30f); }
-};
-
 struct Border {  // a position in the ranking: best logit first, equal logits by ascending token
   float value;
   int64_t token;

@@ -26,6 +26,15 @@ constexpr double kBoundSlack = 1e-4;  // relative slack of the lanes' bounds: ex
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
+struct Draw {  // the sampling parameters of a row, and its noise
+  double temperature, top_p, min_p, top_n_sigma;
+  int64_t top_k;
+  Noise noise;
+
+  // The factor that turns logits into exponents of 2. It is never 0: at a very high temperature, -inf * 0 would be NaN.
+  float scale() const { return std::max(static_cast<float>(kLog2E / temperature), 1e-30f); }
+};
+
 struct Contender {
   int64_t token;
   double score;
@@ -88,12 +97,50 @@ int64_t winner(const RowSummary& row, const Draw& draw, float floor, const Borde
   return leader.token;
 }
 
-// The least float32 logit that min_p keeps: its probability is at least min_p times the best token's.
-float min_p_floor(const RowSummary& row, const Draw& draw) {
-  const double exact = row.top + draw.temperature * std::log(draw.min_p);
+// The least float32 that is not below `exact`.
+float least_reaching(double exact) {
   if (!(exact >= -kLargest)) return -kInfinity;
   const auto floor = static_cast<float>(exact);
   return floor < exact ? std::nextafter(floor, kInfinity) : floor;
+}
+
+// The least float32 logit that min_p keeps: its probability is at least min_p times the best token's.
+float min_p_floor(const RowSummary& row, const Draw& draw) {
+  return least_reaching(row.top + draw.temperature * std::log(draw.min_p));
+}
+
+// The least float32 logit that top_n_sigma keeps; -inf if it is off. Banned tokens, whose logits are -inf, do not count.
+float sigma_floor(const RowSummary& row, const Draw& draw) {
+  if (draw.top_n_sigma <= 0) return -kInfinity;
+  double counts[16] = {}, sums[16] = {}, squares[16] = {};  // of each lane: of logits less the best one
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    const float* x = row.block(b);
+    for (int64_t i = 0; i < kBlock; i += 16) {
+      for (int64_t lane = 0; lane < 16; ++lane) {
+        const double below = x[i + lane] > -kInfinity ? x[i + lane] - static_cast<double>(row.top) : 0;
+        counts[lane] += x[i + lane] > -kInfinity ? 1 : 0;
+        sums[lane] += below;
+        squares[lane] += below * below;
+      }
+    }
+  }
+  double count = 0, sum = 0, square = 0;
+  for (int64_t lane = 0; lane < 16; ++lane) {
+    count += counts[lane];
+    sum += sums[lane];
+    square += squares[lane];
+  }
+  const double variance = square / count - sum / count * (sum / count);
+  return least_reaching(row.top - draw.top_n_sigma * std::sqrt(std::max(variance, 0.0)));
+}
+
+int64_t count_reaching(const RowSummary& row, float floor) {
+  int64_t count = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (row.maxima[b] < floor) continue;
+    for (int64_t i = b * kBlock; i < std::min(row.vocab, (b + 1) * kBlock); ++i) count += row.logits[i] >= floor;
+  }
+  return count;
 }
 
 // A logit below which top_p keeps no token.
@@ -186,8 +233,10 @@ bool outside(const RowSummary& row, const Draw& draw, const Border& border) {
   return verdict == Verdict::undecided ? outside_exactly(row, draw, border) : verdict == Verdict::outside;
 }
 
-int64_t draw_token(const RowSummary& row, const Draw& draw) {
-  const float floor = std::max(min_p_floor(row, draw), draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity);
+// Draws from those of the tokens that reach `least` that top_p and min_p keep. With top_p, all tokens must reach it.
+int64_t draw_token(const RowSummary& row, const Draw& draw, float least) {
+  const float of_top_p = draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity;
+  const float floor = std::max({least, min_p_floor(row, draw), of_top_p});
   set_bounds(row, draw, floor);
   Border border{-kInfinity, row.vocab};  // behind all tokens
   for (;;) {
@@ -198,19 +247,20 @@ int64_t draw_token(const RowSummary& row, const Draw& draw) {
   }
 }
 
-int64_t draw_top_k(const RowSummary& row, const Draw& draw) {
+// Draws from those of the k best tokens that top_p and min_p keep.
+int64_t draw_top_k(const RowSummary& row, const Draw& draw, int64_t k) {
   // top_p needs the tokens in order.
-  const uint64_t* ranked = draw.top_p < 1 ? best_ordered(row, draw.top_k) : best_unordered(row, draw.top_k);
+  const uint64_t* ranked = draw.top_p < 1 ? best_ordered(row, k) : best_unordered(row, k);
   const auto token = [&](int64_t i) { return static_cast<int64_t>(static_cast<uint32_t>(ranked[i])); };
   const auto log_p = [&](int64_t i) {
     return (row.logits[token(i)] - static_cast<double>(row.top)) / draw.temperature;
   };
   double mass = 0;
-  for (int64_t i = 0; draw.top_p < 1 && i < draw.top_k; ++i) mass += std::exp(log_p(i));
+  for (int64_t i = 0; draw.top_p < 1 && i < k; ++i) mass += std::exp(log_p(i));
   const double least = std::log(draw.min_p);
   double ahead = 0;
   Contender leader{row.best, gumbel(draw.noise.hash(row.best))};
-  for (int64_t i = 0; i < draw.top_k; ++i) {
+  for (int64_t i = 0; i < k; ++i) {
     if (draw.top_p < 1) {
       if (i > 0 && ahead >= draw.top_p * mass) break;
       ahead += std::exp(log_p(i));
@@ -219,6 +269,15 @@ int64_t draw_top_k(const RowSummary& row, const Draw& draw) {
     leader.challenge(token(i), log_p(i), draw.noise.hash(token(i)));
   }
   return leader.token;
+}
+
+// What top_n_sigma keeps are the best tokens, so before top_p, which takes its share of these, it is a top_k.
+int64_t draw_filtered(const RowSummary& row, const Draw& draw) {
+  const float least = sigma_floor(row, draw);
+  if (least == -kInfinity) return draw.top_k > 0 ? draw_top_k(row, draw, draw.top_k) : draw_token(row, draw, least);
+  if (draw.top_k == 0 && draw.top_p >= 1) return draw_token(row, draw, least);
+  const int64_t reaching = count_reaching(row, least);
+  return draw_top_k(row, draw, draw.top_k > 0 ? std::min(draw.top_k, reaching) : reaching);
 }
 
 // -- logprobs ----------------------------------------------------------------------------------------------------
@@ -256,9 +315,7 @@ void pack_token(const RowSummary& row, int64_t token, double normaliser, int32_t
 // Summarises a row and chooses its token. Returns false when `summarise` does.
 bool choose(RowSummary& row, const Draw& draw, Choosing choosing, int64_t& token) {
   if (!summarise(row)) return false;
-  token = choosing == Choosing::greedy  ? row.best
-          : choosing == Choosing::top_k ? draw_top_k(row, draw)
-                                        : draw_token(row, draw);
+  token = choosing == Choosing::greedy ? row.best : draw_filtered(row, draw);
   return true;
 }
 
@@ -270,7 +327,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
   const bool has_targets = op.targets != nullptr;
   const RowWatermark watermark = has_targets ? RowWatermark() : RowWatermark(*op.edits, edits);
   const Noise noise = watermark.noisy ? watermark.noise : Noise(op.streams[id], outputs);
-  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id], noise};
+  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_n_sigma[id], op.top_k[id], noise};
   float* logits = op.logits + index * op.vocab;
   int32_t* words = op.packed->words + index * op.packed->stride;
   int64_t& token = op.tokens[index];
@@ -278,7 +335,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
   RowSummary row(logits, op.vocab, memory);
   const bool copied = mask != nullptr || watermark.green, edited = copied || edits.any();
   const bool summarised = has_targets || edited;
-  const bool finite = summarised ? summarise(row) : choose(row, draw, op.choosing[id], token);
+  const bool finite = summarised ? summarise(row) : choose(row, draw, op.kind[id], token);
   if (!finite) return SampleStatus::not_finite;
   double normaliser = 0;
   if (logprobs >= 0) {  // from the raw logits
@@ -300,7 +357,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
       if (watermark.green) watermark.raise(*op.edits, op.vocab, masked);
       row.logits = masked;
     }
-    const bool chosen = choose(row, draw, op.choosing[id], token);
+    const bool chosen = choose(row, draw, op.kind[id], token);
     row.logits = logits;
     next = saved;
     edits.for_each(counts, [&](int64_t at) { logits[at] = *next++; });
