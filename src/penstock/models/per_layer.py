@@ -28,9 +28,10 @@ class PerLayerInput:
     def make(cls, spec: LayerSpec, parameters: LayerParameters, model: ModelSpec) -> "PerLayerInput | None":
         if spec.per_layer is None:
             return None
-        parts = {name: parameters.matrix(f"per_layer.{name}") for name in ("table", "projection", "gate", "output")}
-        norms = {name: parameters.norm(f"per_layer.{name}", model) for name in ("norm", "post_norm")}
-        return cls(spec.per_layer.width, spec.activation, **parts, **norms)
+        names = ("table", "projection", "gate", "output")
+        table, projection, gate, output = (parameters.matrix(f"per_layer.{name}") for name in names)
+        norm, post_norm = (parameters.norm(f"per_layer.{name}", model) for name in ("norm", "post_norm"))
+        return cls(spec.per_layer.width, spec.activation, table, projection, norm, gate, output, post_norm)
 
     @property
     def nbytes(self) -> int:
