@@ -157,7 +157,7 @@ def test_a_row_of_zeros_has_a_power_of_one() -> None:
 def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
     sizes, k = [19, 8, 26][: len(stored)], 512
     data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(stored, sizes, strict=True))]
-    sections = [(n, (name,)) for name, n in zip(stored, sizes, strict=True)]
+    sections = [(n, (GGUF_FORMATS[name],)) for name, n in zip(stored, sizes, strict=True)]
     packer = NativePacking("bfloat16", "none", 32, "avx2")((sum(sizes), k), "matrix", sections=sections)
     for i in reversed(range(len(stored))):
         start = sum(sizes[:i])
