@@ -138,7 +138,7 @@ def read_into(files: Mapping[Path, int], target: NDArray[np.uint8], read: Planne
     """Fill `target` [read.bytes] from open files."""
     source = read.source
     if read.full_rows and read.step == 1:
-        _read_rows(files[source.path], target, read)
+        _read_run(files[source.path], target, read.begin, source)
         return
     element = source.block[1] if read.column_step > 1 else read.width
     shape, strides = (read.count, read.width // element, element), (read.stride, read.column_step * element, 1)
@@ -147,18 +147,23 @@ def read_into(files: Mapping[Path, int], target: NDArray[np.uint8], read: Planne
 
 def read_part(files: Mapping[Path, int], tensor: StoredTensor, rows: range, skip: int, width: int) -> NDArray[np.uint8]:
     """Returns `width` bytes from byte `skip` of some rows of a tensor, [rows, width]."""
-    target, in_row = np.empty((len(rows), 1, width), np.uint8), tensor.row_bytes
-    begin, strides = tensor.offset + rows[0] * in_row + skip, (rows.step * in_row, width, 1)
-    _read_parts(files[tensor.path], target, begin, strides, tensor)
-    return target[:, 0]
+    target, in_row = np.empty((len(rows), width), np.uint8), tensor.row_bytes
+    begin = tensor.offset + rows[0] * in_row + skip
+    if width == in_row and rows.step == 1:
+        _read_run(files[tensor.path], target.reshape(-1), begin, tensor)
+    else:
+        strides = rows.step * in_row, width, 1
+        _read_parts(files[tensor.path], target[:, None], begin, strides, tensor)
+    return target
 
 
-def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
-    view, offset = target.data, read.begin
+def _read_run(descriptor: int, target: NDArray[np.uint8], begin: int, tensor: StoredTensor) -> None:
+    """Fill `target` with the bytes that follow `begin`."""
+    view, offset = target.data, begin
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:
-            raise _truncated(read.source, offset)
+            raise _truncated(tensor, offset)
         view, offset = view[count:], offset + count
 
 

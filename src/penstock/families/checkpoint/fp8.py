@@ -80,10 +80,12 @@ class Fp8:
         (scales,) = others
         blocks = range(part.rows[0] // self.rows, part.rows[-1] // self.rows + 1)
         factors = _floats(part.read(scales, blocks, 0, scales.row_bytes), scales.dtype)
-        factors = factors[np.arange(part.rows.start, part.rows.stop, part.rows.step) // self.rows - blocks[0]]
+        # `take` does not hold Python's lock, as indexing does.
+        rows_of = np.arange(part.rows.start, part.rows.stop, part.rows.step) // self.rows - blocks[0]
+        factors = factors.take(rows_of, 0)
         if scales.shape[1] > 1:
             columns = np.arange(part.columns.start, part.columns.stop, part.columns.step)
-            factors = factors[:, columns // self.columns]
+            factors = factors.take(columns // self.columns, 1)
         return Rows(rows.values, factors)
 
     def _joined(self, tensor: StoredTensor, scales: StoredTensor) -> StoredTensor:
