@@ -91,7 +91,7 @@ def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
         wrong = [
             f"{name} ({kind})" for name, kind in others.items() if any(isinstance(s, step) for s in tensors[name].steps)
         ]
-        refuse_tensors(f"has {step.needs} in another type than F32:", wrong)
+        refuse_tensors(f"has {step.what} in another type than F32:", wrong)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

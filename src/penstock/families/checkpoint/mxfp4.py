@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
-from penstock.families.checkpoint.scheme import Decode
+from penstock.families.checkpoint.scheme import SUPPORTED, Decode
 from penstock.families.checkpoint.stacks import matrices_of, numbered, stacks_in
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
@@ -24,7 +24,9 @@ class Mxfp4:
     def of(cls, config: HFConfig, quantization: HFConfig) -> "Mxfp4":
         """Returns the scheme. Raises UnsupportedModel for a family whose experts are no such stacks."""
         if not {*(config.texts("architectures") or ())} & {*ARCHITECTURES}:
-            raise config.unsupported("quantization_config", quantization.get("quant_method"), "it in gpt-oss alone")
+            raise config.unsupported(
+                "quantization_config", quantization.get("quant_method"), f"{SUPPORTED}; mxfp4 in gpt-oss"
+            )
         return cls()
 
     def stored(self, name: str, kind: str) -> WeightFormat | None:

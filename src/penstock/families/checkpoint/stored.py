@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # weights are read with NumPy, which `penstock plan` does not import
+if TYPE_CHECKING:  # steps import NumPy when they run: `penstock plan` starts without it
     import numpy as np
     from numpy.typing import NDArray
 
@@ -88,7 +88,7 @@ class Shift:
     """Adds a number to F32 values: llama.cpp writes Gemma's norms with 1 added."""
 
     by: float
-    needs = "norms with 1 added"
+    what = "norms with 1 added"  # has it, for errors
 
     def __call__(self, rows: Rows, part: ReadPart) -> Rows:
         return Rows(rows.values.view("f4") + self.by)
@@ -98,10 +98,10 @@ class Shift:
 class Logarithm:
     """Computes log(-x) of F32 values: llama.cpp writes -exp(A_log) of layers with states."""
 
-    needs = "decays of states"
+    what = "decays of states"
 
     def __call__(self, rows: Rows, part: ReadPart) -> Rows:
-        import numpy as np  # see above
+        import numpy as np  # not at the top: see there
 
         return Rows(np.log(-rows.values.view("f4").astype("f8")).astype("f4"))  # its bits are those of any machine
 
