@@ -9,6 +9,7 @@ from penstock.config import size_memory
 from penstock.config.weights import (
     BF16,
     F32,
+    GGUF_FORMATS,
     INT8,
     INT16,
     WeightFormat,
@@ -72,8 +73,9 @@ BYTES, NIBBLES = 64 * 64, 32 * 64
     ],
 )
 def test_the_types_of_a_gguf_file(stored: tuple[str, ...], size: int) -> None:
-    assert packed_bytes(16, 256, format_of(stored)) == size
-    assert packed_bytes(16, 256, format_of(stored[::-1])) == size
+    formats = [GGUF_FORMATS[name] for name in stored]
+    assert packed_bytes(16, 256, format_of(formats)) == size
+    assert packed_bytes(16, 256, format_of(formats[::-1])) == size
 
 
 def test_each_half_of_a_gated_weight_is_padded_to_eight() -> None:
@@ -114,14 +116,15 @@ def test_amx_has_scales_by_column() -> None:
     by_column = {"scales": "by_column"}
     assert formats("float32", "int8", "amx") == (replace(INT8, **by_column),) * 2
     assert formats("bfloat16", "int4", "amx") == (replace(int4_format(64), **by_column), replace(INT8, **by_column))
-    for stored in (("Q4_K",), ("Q4_1", "Q4_K"), ("Q6_K", "Q8_0")):
+    for names in (("Q4_K",), ("Q4_1", "Q4_K"), ("Q6_K", "Q8_0")):
+        stored = [GGUF_FORMATS[name] for name in names]
         fmt = format_of(stored)
         assert cpu_format("matrix", stored, "bfloat16", "none", 32, "amx") == replace(fmt, **by_column)
         assert cpu_format("router", stored, "bfloat16", "none", 32, "amx") == BF16
     # The lines; an fp16 for each group, with minima two; and an fp32 for each column.
-    assert packed_bytes(16, 256, held_as(format_of(("Q6_K",)), "amx")) == BYTES + 16 * 16 * 2 + 16 * 4
-    assert packed_bytes(17, 200, held_as(format_of(("Q4_K",)), "amx")) == 2 * (28 * 64 + 7 * 16 * 4 + 16 * 4)
-    matrices = tuple(structs_replace(matrix, stored=("Q4_K",)) for matrix in FULL.matrices)
+    assert packed_bytes(16, 256, held_as(GGUF_FORMATS["Q6_K"], "amx")) == BYTES + 16 * 16 * 2 + 16 * 4
+    assert packed_bytes(17, 200, held_as(GGUF_FORMATS["Q4_K"], "amx")) == 2 * (28 * 64 + 7 * 16 * 4 + 16 * 4)
+    matrices = tuple(structs_replace(matrix, stored=(GGUF_FORMATS["Q4_K"],)) for matrix in FULL.matrices)
     facts = structs_replace(FULL, matrices=matrices)
     planned, others = (weights_bytes(facts.for_kernels(isa), engine()) for isa in ("amx", "avx512"))
     assert 1.07 < planned / others < 1.09
@@ -130,25 +133,28 @@ def test_amx_has_scales_by_column() -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize(("dtype", "floats"), [("bfloat16", BF16), ("float32", F32)])
 def test_codes_of_a_file_stay_and_routers_are_floats(dtype: str, floats: WeightFormat, quantization: str) -> None:
+    q4 = GGUF_FORMATS["Q4_K"]
     for kind in ("matrix", "gated", "vocabulary"):
-        assert cpu_format(kind, ("Q4_K",), dtype, quantization, 32, "avx2") == format_of(("Q4_K",))
+        assert cpu_format(kind, (q4,), dtype, quantization, 32, "avx2") == q4
         # A matrix of which one tensor is floats is quantised, or is floats, as if all of them were.
         dense = cpu_format(kind, (), dtype, quantization, 32, "avx2")
-        assert cpu_format(kind, ("Q4_K", ""), dtype, quantization, 32, "avx2") == dense
-    assert cpu_format("router", ("Q8_0",), dtype, quantization, 32, "avx2") == floats
+        assert cpu_format(kind, (None, q4), dtype, quantization, 32, "avx2") == dense
+    assert cpu_format("router", (q4,), dtype, quantization, 32, "avx2") == floats
 
 
 def test_the_types_in_memory_are_named() -> None:
-    q4, q8, mixed, floats = ("Q4_K",), ("Q8_0",), ("", "Q4_K"), ("",)
+    (q4, q5, q6, q8), floats = ((GGUF_FORMATS[name],) for name in ("Q4_K", "Q5_0", "Q6_K", "Q8_0")), (None,)
+    mixed = floats + q4
     assert stored_as(engine(), "avx2", [q8, q4, q8]) == "Q4_K and Q8_0 as in the file"
-    assert stored_as(engine(), "amx", [("Q4_K", "Q6_K"), q8]) == "Q4_K, Q6_K and Q8_0 as in the file"
+    assert stored_as(engine(), "amx", [q4 + q6, q8]) == "Q4_K, Q6_K and Q8_0 as in the file"
+    assert q5 == q8 and stored_as(engine(), "avx2", [q5, q8]) == "Q5_0 and Q8_0 as in the file"
     assert stored_as(engine(), "avx2", [q8, floats]) == "Q8_0 as in the file, others bfloat16"
     assert stored_as(engine(quantization="int4"), "avx2", [q8, mixed]) == "Q8_0 as in the file, others int4"
     assert stored_as(engine(dtype="float32"), "avx2", [mixed, floats, ()]) == "float32"
 
 
 def test_codes_take_less_where_kernels_read_them() -> None:
-    matrices = tuple(structs_replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    matrices = tuple(structs_replace(matrix, stored=(GGUF_FORMATS["Q4_0"],)) for matrix in FULL.matrices)
     facts, elements = structs_replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
     norms = 4 * FULL.vector_elements
     assert weights_bytes(facts, engine(dtype="float32")) == elements // 32 * 18 + norms
@@ -159,7 +165,7 @@ def test_codes_take_less_where_kernels_read_them() -> None:
 
 
 def test_a_gpu_keeps_codes_unless_a_quantisation_is_chosen() -> None:
-    matrices = tuple(structs_replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    matrices = tuple(structs_replace(matrix, stored=(GGUF_FORMATS["Q4_0"],)) for matrix in FULL.matrices)
     facts, elements = structs_replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
     norms = 2 * FULL.vector_elements
     assert weights_bytes(facts, engine(device="cuda")) == elements // 32 * 18 + norms
@@ -167,11 +173,12 @@ def test_a_gpu_keeps_codes_unless_a_quantisation_is_chosen() -> None:
     fp8 = engine(device="cuda", quantization="fp8")
     assert weights_bytes(facts, fp8) == weights_bytes(FULL, fp8)
     assert size_memory(facts, fp8, 16 * GIB).rows[0].note == "596.0 M parameters, fp8"
+    q4 = GGUF_FORMATS["Q4_K"]
     for kind in ("matrix", "vocabulary"):
-        assert device_format(kind, ("Q4_K",), "bfloat16", "none") == format_of(("Q4_K",))
-        assert device_format(kind, ("Q4_K", ""), "bfloat16", "none") == "bf16"
-        assert device_format(kind, ("Q4_K",), "bfloat16", "int8") == "int8"
-    assert device_format("router", ("Q4_K",), "float32", "none") == "f32"
+        assert device_format(kind, (q4,), "bfloat16", "none") == q4
+        assert device_format(kind, (None, q4), "bfloat16", "none") == "bf16"
+        assert device_format(kind, (q4,), "bfloat16", "int8") == "int8"
+    assert device_format("router", (q4,), "float32", "none") == "f32"
 
 
 def test_a_known_model() -> None:

@@ -27,7 +27,7 @@ def stored_rows(stored: str, rows: int, k: int, seed: int) -> NDArray[np.uint8]:
 @pytest.mark.parametrize("k", [256, 768])
 def test_a_files_codes_keep_their_values(names: tuple[str, ...], k: int) -> None:
     rows = 21
-    weight = empty_codes(rows * len(names), k, format_of(names), HERE)
+    weight = empty_codes(rows * len(names), k, format_of(GGUF_FORMATS[name] for name in names), HERE)
     want = []
     for i, name in enumerate(names):
         data = stored_rows(name, rows, k, seed=i)

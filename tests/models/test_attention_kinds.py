@@ -73,7 +73,7 @@ def toy_parameters(ours: str, theirs: str, spec: Any, hidden: int) -> list[Param
 class Toy:
     """Executes a ToySpec in plain torch, sequence by sequence."""
 
-    input_weight = None
+    input_product = None
 
     def __init__(self, spec: ToySpec, parameters: LayerParameters, model: ModelSpec) -> None:
         self._heads = spec.num_heads
@@ -81,13 +81,13 @@ class Toy:
         self.nbytes = self._query.nbytes + self._value.nbytes + self._output.nbytes
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: None, group: GroupInput, cache: LayerCache) -> Tensor:
-        query = kernels.linear(x, self._query).view(-1, self._heads, WIDTH)
-        value, (kept,) = kernels.linear(x, self._value), cache.planes
+        query = self._query(x).view(-1, self._heads, WIDTH)
+        value, (kept,) = self._value(x), cache.planes
         seen = self.read(value, kept if kept.dim() == 2 else kept[:, 0], group)
         return torch.cat([self.mix(q, s) for q, s in zip(query.split([len(s) for s in seen]), seen, strict=True)])
 
-    def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        return kernels.linear(attended, self._output, residual)
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self._output(attended, residual)
 
     def mix(self, query: Tensor, seen: list[Tensor]) -> Tensor:
         """Softmax attention of each token's query over the vectors [context, WIDTH] that it sees."""

@@ -15,7 +15,8 @@ from transformers.quantizers import quantizer_finegrained_fp8
 from penstock.config import Split
 from penstock.families import UnsupportedModel, load_spec, shard
 from penstock.families.checkpoint.stored import CheckpointError
-from penstock.kernels import Needs, detect_platform, select_packing
+from penstock.kernels import Needs, Platform, detect_platform, select_packing
+from penstock.kernels.triton.weights import dense
 from penstock.weights import reads
 from penstock.weights.load import load_parameters
 from tests.weights.files import edit
@@ -118,6 +119,48 @@ def test_a_rank_reads_its_part(pair: Pair, variant: str) -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_they_are_packed_as_floats_are(pair: Pair, variant: str, quantization: str) -> None:
     assert_same(*pair(variant), torch.bfloat16, quantization=quantization)
+
+
+def on_device(folder: Path, quantization: str) -> dict[str, Any]:
+    """The parameters as a GPU's kernels get them. They are packed here."""
+    here = torch.device("cpu")
+    packing = select_packing(Platform("cuda", "9.0"), Needs(torch.bfloat16), quantization, device=here)
+    return load_parameters(folder, load_spec(folder), torch.bfloat16, packing=packing, device=here)
+
+
+@pytest.mark.parametrize("kind", ["rows", "tensors"])
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3_moe"])
+def test_a_gpu_keeps_codes_whose_rows_have_a_scale_each(pair: Pair, variant: str, kind: str) -> None:
+    fp8, values = pair(variant, kind)
+    got, want = on_device(fp8, "fp8"), load_parameters(values, load_spec(values), torch.float32)
+    stored, kept = load_file(fp8 / "model.safetensors"), 0
+    for parameter in load_spec(fp8).parameters:
+        tensors = [stored[source.name] for source in parameter.sources]
+        if tensors[0].dtype == torch.float8_e4m3fn:
+            weight = got[parameter.name]
+            assert torch.equal(weight.values.view(torch.uint8), torch.cat([each.view(torch.uint8) for each in tensors]))
+            assert torch.equal(dense(weight), want[parameter.name]), parameter.name
+            kept += 1
+    assert kept >= 4 * len(load_spec(fp8).layers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [("blocks", "fp8"), ("rows", "int8"), ("rows", "int4"), ("rows", "none")]
+)
+def test_other_codes_are_quantised_anew_on_a_gpu(pair: Pair, kind: str, quantization: str) -> None:
+    fp8, values = pair("qwen3", kind)
+    got, want = on_device(fp8, quantization), on_device(values, quantization)
+    for name, weight in want.items():
+        same = torch.equal if isinstance(weight, torch.Tensor) else lambda x, y: torch.equal(dense(x), dense(y))
+        assert same(got[name], weight), name
+
+
+def test_a_code_that_is_no_number_is_refused(pair: Pair) -> None:
+    fp8, _ = pair("qwen3", "rows")
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit(fp8, lambda tensors: tensors[name].view(torch.uint8)[1].fill_(255))
+    with pytest.raises(CheckpointError, match=r"layers.0.gate_up.weight: rows 0 to \d+ hold infinity or NaN"):
+        on_device(fp8, "fp8")
 
 
 def test_values_are_those_of_transformers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

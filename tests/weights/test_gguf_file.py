@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from penstock.config import Split
 from penstock.families import load_spec, shard
-from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
+from penstock.families.checkpoint.stored import CheckpointError, Shift, StoredTensor
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
@@ -26,26 +26,38 @@ def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
     return writer(tiny_checkpoint, tmp_path)
 
 
-def values(stored: StoredTensor) -> NDArray[np.float32]:
+def shift(stored: StoredTensor) -> float:
+    return sum(step.by for step in stored.steps if isinstance(step, Shift))
+
+
+def values(stored: StoredTensor, order: tuple[tuple[int, int, int], ...]) -> NDArray[np.float32]:
     """The values of a float32 tensor, in the order of Hugging Face's checkpoints."""
     rows = np.fromfile(stored.path, np.float32, stored.size // 4, offset=stored.offset).reshape(stored.shape)
-    if half := stored.rotary_dim // 2:
-        rows = rows.reshape(-1, half, 2, *stored.shape[1:]).swapaxes(1, 2).reshape(stored.shape)
-    return np.asarray(rows + np.float32(stored.shift), np.float32)
+    if order:
+        (_, half, step), _ = order
+        rows = rows.reshape(-1, half, step, *stored.shape[1:]).swapaxes(1, 2).reshape(stored.shape)
+    return np.asarray(rows + np.float32(shift(stored)), np.float32)
 
 
 @pytest.mark.parametrize("variant", REPRESENTABLE)
 def test_every_value_is_the_checkpoints(written: Written, tiny_checkpoint: Callable[..., Path], variant: str) -> None:
     expected = load_file(tiny_checkpoint(variant) / "model.safetensors")
-    found = stored_tensors(written(variant))
+    path = written(variant)
+    found, theirs = stored_tensors(path), load_spec(tiny_checkpoint(variant))
+    sources = {source.name: source for p in load_spec(path).parameters for source in p.sources}
+    plain = {source.name: source for p in theirs.parameters for source in p.sources}
     assert found.keys() == expected.keys()
+    orders = {
+        name: () if name not in sources or sources[name].order == plain[name].order else sources[name].order
+        for name in found
+    }
     for name, stored in found.items():
-        shifted = stored.shift != 0
-        np.testing.assert_allclose(values(stored), expected[name], rtol=0, atol=1.2e-7 if shifted else 0, err_msg=name)
-    rotated = {name for name, stored in found.items() if stored.rotary_dim}
+        got, error = values(stored, orders[name]), 1.2e-7 if shift(stored) else 0
+        np.testing.assert_allclose(got, expected[name], rtol=0, atol=error, err_msg=name)
+    rotated = {name for name, order in orders.items() if order}
     is_llama = variant.startswith(("llama", "mistral", "ministral", "mixtral", "granite", "smollm3"))
     assert rotated == {name for name in found if is_llama and (".q_proj." in name or ".k_proj." in name)}
-    shifted_names = {name for name, stored in found.items() if stored.shift}
+    shifted_names = {name for name, stored in found.items() if shift(stored)}
     assert shifted_names == {name for name in found if variant.startswith("gemma") and name.endswith("norm.weight")}
 
 

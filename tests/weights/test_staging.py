@@ -77,7 +77,7 @@ def test_a_buffer_is_waited_for_and_then_filled_again() -> None:
         buffer = staging.buffer(16)
         seen.add(buffer.data_ptr())
         buffer.view(torch.float32).fill_(row)
-        staging.put(packer, row, buffer.view(torch.float32).view(1, 4))
+        staging.put(packer.put, row, buffer.view(torch.float32).view(1, 4))
     staging.close()
     assert len(seen) == 2
     assert torch.equal(packer.finish(), torch.arange(6.0)[:, None].expand(6, 4))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.config.weights import WeightFormat
 from penstock.messages import Window
 
 SCALE_BYTES = 4  # int8 and fp8 elements have a float32 scale for each row of a page
@@ -65,7 +66,7 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 1  # each matrix is so many of this shape, stacked;
     share: float = 1.0  # a token uses this share of them
     sensitive: bool = False  # gets more bits than others where weights are quantised
-    stored: tuple[str, ...] = ()  # GGUF types of the tensors that it is made of, "" for floats; empty: all floats
+    stored: tuple[WeightFormat | None, ...] = ()  # the codes of the tensors that it is made of; empty: all floats
 
 
 class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,13 @@ kernels/triton/weights.py describes a GPU's layout.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from penstock.config.engine import EngineConfig
-from penstock.config.facts import MatrixFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from penstock.config.facts import MatrixFacts, ModelFacts
 
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
 Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
@@ -36,6 +38,9 @@ class WeightFormat:
     minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for
     each group times an fp16 for each 256 values. Those by column are an fp16 for each group times a power of two for
     each column.
+
+    A checkpoint's codes are described by the format that holds them without loss. `name` is then what people call them;
+    formats that differ in it alone are equal.
     """
 
     scheme: Scheme
@@ -44,6 +49,7 @@ class WeightFormat:
     mins: bool = False
     group: int = 32
     zero: int = 128
+    name: str = field(default="", compare=False)
 
     @property
     def bits(self) -> int:
@@ -54,6 +60,11 @@ class WeightFormat:
     def values(self) -> int:
         """Values along k, of each column, in a line."""
         return 8 * LINE_BYTES // COLUMNS // self.bits
+
+    @property
+    def block(self) -> int:
+        """Values along k that share all levels of scales. Ranks cannot divide them."""
+        return SUPER if self.scales == "two_levels" else self.group
 
     @property
     def scale_bytes(self) -> int:
@@ -91,7 +102,7 @@ MULTIPLY_BF16 = ("amx", "avx512_bf16")  # instruction sets with products of bf16
 F32, BF16, INT16 = WeightFormat("f32"), WeightFormat("bf16"), WeightFormat("int16")
 INT8 = WeightFormat("grouped")
 # The format that holds each block type of a GGUF file without loss.
-GGUF_FORMATS: dict[str, WeightFormat] = {
+_GGUF_FORMATS: dict[str, WeightFormat] = {
     "Q4_0": replace(INT8, codes="nibbles", zero=8),
     "Q4_1": replace(INT8, codes="nibbles", zero=0, mins=True),
     "Q5_0": INT8,
@@ -106,6 +117,8 @@ GGUF_FORMATS: dict[str, WeightFormat] = {
     "IQ4_XS": replace(INT8, codes="iq4", scales="two_levels"),
     "MXFP4": replace(INT8, codes="mxfp4"),
 }
+GGUF_FORMATS = {name: replace(fmt, name=name) for name, fmt in _GGUF_FORMATS.items()}
+Stored = Sequence[WeightFormat | None]  # the codes of the tensors that a matrix is made of, None for floats
 
 
 def int4_format(group: int) -> WeightFormat:
@@ -119,9 +132,9 @@ def held_as(fmt: WeightFormat, isa: str) -> WeightFormat:
     return replace(fmt, scales="by_column") if isa == "amx" and fmt.scheme == "grouped" else fmt
 
 
-def format_of(stored: Sequence[str]) -> WeightFormat:
-    """The smallest format that holds tensors of GGUF types without loss, stacked in one matrix."""
-    formats = {GGUF_FORMATS[name] for name in stored}
+def format_of(stored: Iterable[WeightFormat]) -> WeightFormat:
+    """The smallest format that holds tensors of these formats without loss, stacked in one matrix."""
+    formats = set(stored)
     if len(formats) == 1:
         return formats.pop()
     same_codes = len({(one.codes, one.zero) for one in formats}) == 1
@@ -138,7 +151,7 @@ def format_of(stored: Sequence[str]) -> WeightFormat:
 
 def cpu_format(
     kind: str,
-    stored: Sequence[str],
+    stored: Stored,
     dtype: str,
     quantization: str,
     group: int,
@@ -147,7 +160,6 @@ def cpu_format(
     sensitive: bool = False,
 ) -> WeightFormat:
     """The format of a matrix for the native kernels of an instruction set. `kind`: see families.Parameter.kind.
-    `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
     choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. A CPU that has no
@@ -158,8 +170,8 @@ def cpu_format(
     if kind == "router":
         return floats
     grouped = None
-    if _has_codes(stored):
-        grouped = format_of(stored)
+    if codes := codes_of(stored):
+        grouped = format_of(codes)
     elif quantization in ("int8", "int4"):
         as_int4 = quantization == "int4" and kind != "vocabulary" and not sensitive
         grouped = int4_format(group) if as_int4 else INT8
@@ -179,13 +191,13 @@ def schemes(dtype: str, quantization: str) -> tuple[DeviceScheme, DeviceScheme]:
     return pairs.get(quantization) or (unquantized(dtype), unquantized(dtype))
 
 
-def device_format(kind: str, stored: Sequence[str], dtype: str, quantization: str) -> DeviceScheme | WeightFormat:
-    """Returns the scheme of a matrix on a GPU. If all its tensors are codes of a GGUF file, and --quantization is not
-    given, returns the format of these codes, which stay as they are. `kind` and `stored` are as for `cpu_format`."""
+def device_format(kind: str, stored: Stored, dtype: str, quantization: str) -> DeviceScheme | WeightFormat:
+    """Returns the scheme of a matrix on a GPU. If all its tensors are codes, and --quantization is not given, returns
+    the format of these codes, which stay as they are. `kind` and `stored` are as for `cpu_format`."""
     if kind == "router":
         return unquantized(dtype)
-    if quantization == "none" and _has_codes(stored):
-        return format_of(stored)
+    if quantization == "none" and (codes := codes_of(stored)):
+        return format_of(codes)
     matrices, vocabulary = schemes(dtype, quantization)
     return vocabulary if kind == "vocabulary" else matrices
 
@@ -241,16 +253,16 @@ def device_bytes(n: int, k: int, fmt: DeviceScheme | WeightFormat, group: int, *
     return size + n * bias_size
 
 
-def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Sequence[str]] = ()) -> str:
+def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Stored] = ()) -> str:
     """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them.
-    `stored` are the GGUF types of each matrix (see MatrixFacts), for kernels that take codes as they are."""
-    matrices = [] if engine.device == "cuda" and engine.quantization != "none" else list(stored)
-    kept = sorted({name for types in matrices if _has_codes(types) for name in types})
+    `stored` are the codes of each matrix (see MatrixFacts), for kernels that take codes as they are."""
+    matrices = [] if engine.device == "cuda" and engine.quantization != "none" else list(map(codes_of, stored))
+    kept = sorted({fmt.name for codes in matrices for fmt in codes})
     if not kept:
         return _dense_as(engine, isa)
     as_stored = f"{', '.join(kept[:-1])} and {kept[-1]}" if kept[1:] else kept[0]
     others = engine.dtype if engine.quantization == "none" else engine.quantization
-    return f"{as_stored} as in the file" + ("" if all(map(_has_codes, matrices)) else f", others {others}")
+    return f"{as_stored} as in the file" + ("" if all(matrices) else f", others {others}")
 
 
 def _dense_as(engine: EngineConfig, isa: str) -> str:
@@ -262,18 +274,19 @@ def _dense_as(engine: EngineConfig, isa: str) -> str:
     return f"{engine.dtype}, matrices as int16" if integers else engine.dtype
 
 
-def _has_codes(types: Sequence[str]) -> bool:
-    """Whether all tensors of a matrix have codes. If one has floats, they are all read as floats."""
-    return bool(types) and all(types)
+def codes_of(stored: Stored) -> Sequence[WeightFormat]:
+    """Returns the codes of a matrix's tensors; () if one of them has floats, since all are read as floats then."""
+    codes = [fmt for fmt in stored if fmt is not None]
+    return codes if len(codes) == len(stored) else ()
 
 
-def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
+def weights_bytes(facts: "ModelFacts", engine: EngineConfig) -> int:
     """Bytes of all weights, packed for the kernels of the device."""
     packed = sum(matrix.count * _matrix_bytes(matrix, engine, facts.isa) for matrix in facts.matrices)
     return packed + facts.vector_elements * engine.element_size + facts.float32_elements * 4
 
 
-def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
+def matmul_bytes(facts: "ModelFacts", engine: EngineConfig, rows: int = 1) -> int:
     """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Experts count
     by the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
     layers = sum(
@@ -286,7 +299,7 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
     return layers + max(_matrix_bytes(m, engine, facts.isa) for m in facts.matrices if m.vocabulary)
 
 
-def widened_bytes(facts: ModelFacts, engine: EngineConfig, rows: int) -> int:
+def widened_bytes(facts: "ModelFacts", engine: EngineConfig, rows: int) -> int:
     """Bytes of scratch memory in which a GPU's kernels widen codes in a step of so many rows."""
     if engine.device != "cuda" or engine.deterministic or engine.element_size != 2 or rows < WIDENED_ROWS:
         return 0
@@ -294,15 +307,15 @@ def widened_bytes(facts: ModelFacts, engine: EngineConfig, rows: int) -> int:
     return WIDENED_BYTES if any(fmt == "int4" or isinstance(fmt, WeightFormat) for fmt in formats) else 0
 
 
-def _device_format(matrix: MatrixFacts, engine: EngineConfig) -> DeviceScheme | WeightFormat:
+def _device_format(matrix: "MatrixFacts", engine: EngineConfig) -> DeviceScheme | WeightFormat:
     return device_format(_kind(matrix), matrix.stored, engine.dtype, engine.quantization)
 
 
-def _kind(matrix: MatrixFacts) -> str:
+def _kind(matrix: "MatrixFacts") -> str:
     return "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
 
 
-def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig, isa: str) -> int:
+def _matrix_bytes(matrix: "MatrixFacts", engine: EngineConfig, isa: str) -> int:
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":
         on_device = _device_format(matrix, engine)

@@ -33,7 +33,6 @@ class ExpertNames:
     stacks: tuple[str, str] | None = None
     transposed: bool = False  # the matrices of stacks are [in, out]
     alternating: bool = False  # the rows of gate and up alternate in stacks; False: all of the gate come first
-    stored: str = ""  # the type of stacks, if they hold codes (see penstock.gguf)
     beside_mlp: Mapping[str, str] = field(default_factory=lambda: NORMS_BESIDE_MLP)
     expert_scales: str = "router.per_expert_scale"
     experts_in: str = ""
@@ -155,21 +154,18 @@ def _of_stacks(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertN
     width, held = moe.intermediate_size, range(moe.first_expert, moe.first_expert + moe.held)
     second, step = (1, 2) if names.alternating else (width, 1)
     halves = [
-        TensorSource(f"{gate_up}[{i}]", 0, width, first, stored=names.stored, transposed=names.transposed, step=step)
+        TensorSource(f"{gate_up}[{i}]", 0, width, first, transposed=names.transposed, step=step)
         for i in held
         for first in (0, second)
     ]
-    downs = [TensorSource(f"{down}[{i}]", 0, hidden, stored=names.stored, transposed=names.transposed) for i in held]
+    downs = [TensorSource(f"{down}[{i}]", 0, hidden, transposed=names.transposed) for i in held]
     parameters = [
         joined(f"{ours}gate_up.weight", (hidden,), halves, experts=len(held)),
         joined(f"{ours}down.weight", (width,), downs, experts=len(held)),
     ]
     if moe.biases:
         for name, sources in (("gate_up.bias", halves), ("down.bias", downs)):
-            vectors = [
-                replace(source, name=source.name.replace("[", "_bias["), stored="", transposed=False)
-                for source in sources
-            ]
+            vectors = [replace(source, name=source.name.replace("[", "_bias["), transposed=False) for source in sources]
             parameters.append(joined(f"{ours}{name}", (), vectors, experts=len(held)))
     return parameters
 

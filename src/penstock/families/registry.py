@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.declared.sampling import SAMPLING
-from penstock.families.checkpoint.fp8 import scale_block
+from penstock.families.checkpoint.schemes import scheme_of, with_scheme
 from penstock.families.decoders.cohere import cohere, cohere2
 from penstock.families.decoders.falcon import falcon
 from penstock.families.decoders.gemma import gemma, gemma2
@@ -42,7 +42,7 @@ from penstock.families.encoders.bert import bert, roberta
 from penstock.families.encoders.modernbert import modernbert
 from penstock.families.gguf.config import hf_config, sampling_defaults
 from penstock.families.gguf.keys import WHERE
-from penstock.families.gguf.names import with_stored_types
+from penstock.families.gguf.scheme import as_in_file
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.multimodal import LANGUAGE_MODELS
@@ -98,7 +98,6 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         **LANGUAGE_MODELS,
     }
 )
-_QUANTIZED = {"GptOssForCausalLM": "mxfp4"}  # quantised weights that a family reads: its method
 ENCODER_KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 _ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
 ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
@@ -128,11 +127,8 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     spec = _ALL[known[0]](fields)
-    if quantization is not None and (method := _QUANTIZED.get(known[0])):
-        if (given := quantization.get("quant_method")) != method:
-            raise fields.unsupported("quantization_config", given, f"{method}, or weights in floats")
-    elif quantization is not None:
-        spec = replace(spec, fp8_block=scale_block(fields, quantization))
+    if quantization is not None:
+        spec = with_scheme(spec, scheme_of(fields, quantization))
     check_layers(spec)
     return _with_sensitive_layers(spec)
 
@@ -171,7 +167,7 @@ def _spec_of_gguf(path: Path) -> ModelSpec:
         spec = spec_from_config(hf_config(file), WHERE)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{path}: {error}") from None
-    return with_stored_types(spec, file)
+    return as_in_file(spec, file)
 
 
 def _spec_of_folder(folder: Path) -> ModelSpec:
@@ -254,6 +250,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
         (
             *(rows // p.experts, p.shape[1:], p.kind, p.experts, stored, p.sensitive),
             *(".experts." in p.name, p.name.replace(".weight", ".bias") in names),
+            tuple(fmt and fmt.name for fmt in stored),  # equal formats may have different names
         )
         for p in spec.parameters
         if p.kind != "vector"
@@ -274,7 +271,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             stored=stored if any(stored) else (),
             sensitive=sensitive,
         )
-        for (rows, columns, kind, experts, stored, sensitive, routed, bias), count in counts.items()
+        for (rows, columns, kind, experts, stored, sensitive, routed, bias, _), count in counts.items()
     )
 
 

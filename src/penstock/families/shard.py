@@ -14,7 +14,6 @@ from penstock.config.split import part
 from penstock.families.kinds.attention import Cut
 from penstock.families.registry import model_facts
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
-from penstock.gguf import TYPES
 
 _PER_LAYER = ("table", "projection", "norm", "gate", "output", "post_norm")
 
@@ -107,8 +106,8 @@ def stage_layers(layers: int, stages: int, stage: int) -> range:
 
 
 def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
-    """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, whole blocks of codes of a GGUF
-    file, and a layer.
+    """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, whole blocks of codes, and
+    a layer.
 
     `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups.
     """
@@ -182,11 +181,11 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
             if width // tensor % group:
                 return f"cuts rows of {width} values ({name}) into {width // tensor}, which are no groups of {group}"
     for parameter in spec.parameters:
-        for kind in filter(None, parameter.stored):
-            block, columns = TYPES[kind].block_values, parameter.shape[1]
-            if columns // tensor % block and _cut(spec, parameter, expert) == "columns":
-                what = f"cuts rows of {columns} values ({parameter.name}, {kind}) into {columns // tensor}"
-                return f"{what}, which are no blocks of {block}"
+        for codes in filter(None, parameter.stored):
+            columns = parameter.shape[1]
+            if columns // tensor % codes.block and _cut(spec, parameter, expert) == "columns":
+                what = f"cuts rows of {columns} values ({parameter.name}, {codes.name}) into {columns // tensor}"
+                return f"{what}, which are no blocks of {codes.block}"
     if tensor > spec.vocab_size:
         return f"is more than the {spec.vocab_size} tokens of the vocabulary"
     return None

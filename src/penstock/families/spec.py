@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import Literal
 
 from penstock.config.facts import PageShape, PoolingFacts
-from penstock.config.weights import GGUF_FORMATS
+from penstock.config.weights import WeightFormat
+from penstock.families.checkpoint.scheme import Scheme
 from penstock.families.kinds.attention import AttentionSpec
 from penstock.messages import Window
 
@@ -157,7 +158,7 @@ class TensorSource:
     first_row: int = 0
     first_column: int = 0
     columns: int = 0
-    stored: str = ""  # the tensor's type, if it holds codes (see penstock.gguf); else ""
+    stored: WeightFormat | None = None  # of the tensor's codes; None for floats
     transposed: bool = False
     order: tuple[tuple[int, int, int], ...] = ()
     step: int = 1
@@ -204,19 +205,18 @@ class Parameter:
         return self.name.endswith((".choice.bias", ".sinks.weight")) or (self.precise and self.kind == "vector")
 
     @property
-    def stored(self) -> tuple[str, ...]:
-        """The types of the tensors that it is made of, each once: see TensorSource.stored."""
-        return tuple(sorted({source.stored for source in self.sources}))
+    def stored(self) -> tuple[WeightFormat | None, ...]:
+        """The codes of the tensors that it is made of, each once: see TensorSource.stored."""
+        return _each_once(self.sources)
 
     @property
-    def sections(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """The rows that have a format of their own in memory, as (rows, types): neighbours of one format. Gated halves
+    def sections(self) -> tuple[tuple[int, tuple[WeightFormat | None, ...]], ...]:
+        """The rows that have a format of their own in memory, as (rows, codes): neighbours of one format. Gated halves
         interleave, and each expert is found by its size, so these have one format for all rows."""
         if self.kind != "matrix" or self.experts > 1:
             return ((self.shape[0], self.stored),)
-        groups = groupby(self.sources, key=lambda source: GGUF_FORMATS.get(source.stored))
-        alike = (tuple(group) for _, group in groups)
-        return tuple((sum(s.rows for s in group), tuple(sorted({s.stored for s in group}))) for group in alike)
+        alike = [tuple(group) for _, group in groupby(self.sources, key=lambda source: source.stored)]
+        return tuple((sum(source.rows for source in group), _each_once(group)) for group in alike)
 
     @property
     def size(self) -> int:
@@ -232,6 +232,12 @@ class Parameter:
             placed.append(replace(source, start=start))
             start += source.rows
         return replace(self, shape=(start, *self.shape[1:]), sources=tuple(placed))
+
+
+def _each_once(sources: Sequence[TensorSource]) -> tuple[WeightFormat | None, ...]:
+    """The codes of tensors by name, those with floats first. Two names may mean one format, and both are kept."""
+    named = {"" if source.stored is None else source.stored.name: source.stored for source in sources}
+    return tuple(fmt for _, fmt in sorted(named.items(), key=lambda pair: pair[0]))
 
 
 def joined(
@@ -282,7 +288,7 @@ class ModelSpec:
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of checkpoint tensors that carry no weights of ours
     duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source that it must equal if it is stored): a tied head
     base_prefix: str = ""  # of tensor names; some checkpoints leave it out
-    fp8_block: tuple[int, int] | None = None  # matrices are FP8, with scales: see checkpoint/fp8.py
+    scheme: Scheme | None = None  # in which the checkpoint stores quantised matrices
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
     encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder

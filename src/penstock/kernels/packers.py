@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import DeviceScheme, WeightFormat, device_format
+from penstock.config.weights import DeviceScheme, Stored, WeightFormat, device_format
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
@@ -24,11 +24,12 @@ from penstock.kernels.triton.weights import (
     check_rows,
     empty_codes,
     empty_weight,
+    write_fp8_rows,
     write_rows,
 )
 
 Kind = Literal["matrix", "gated", "vocabulary", "router", "table"]
-Sections = Sequence[tuple[int, Sequence[str]]]
+Sections = Sequence[tuple[int, Stored]]
 
 
 class Packer(Protocol):
@@ -48,9 +49,18 @@ class Packer(Protocol):
 class CodePacker(Packer, Protocol):
     """Packs rows of floats, and rows as a GGUF file holds them."""
 
-    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
-        """Like `put`, for rows as a GGUF file holds them, of the type `stored`: uint8 [rows, bytes of a row], on the
-        CPU."""
+    def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
+        """Like `put`, for rows as a GGUF file holds them, of a type of penstock.gguf: uint8 [rows, bytes of a row], on
+        the CPU."""
+        ...
+
+
+@runtime_checkable
+class ScaledPacker(Packer, Protocol):
+    """Packs rows of floats, and rows of FP8 that have one scale each."""
+
+    def put_scaled(self, start: int, codes: Tensor, scales: Tensor) -> None:
+        """Like `put`, for rows of codes of E4M3, uint8 [rows, k], which their scales, fp32 [rows], multiply."""
         ...
 
 
@@ -99,7 +109,8 @@ class DensePacker:
 
 
 class QuantizedPacker:
-    """Quantises a weight [n, k] on the device, for a GPU's products (see triton/weights.py). Rows that cannot be
+    """Quantises a weight [n, k] on the device, for a GPU's products (see triton/weights.py). Provides ScaledPacker: a
+    weight of FP8 keeps codes of FP8, others quantise their values. Rows that cannot be
     quantised are found by `finish`: an earlier check would block on the device."""
 
     def __init__(self, shape: tuple[int, int], scheme: DeviceScheme, group: int, device: torch.device) -> None:
@@ -108,6 +119,9 @@ class QuantizedPacker:
 
     def put(self, start: int, rows: Tensor) -> None:
         write_rows(self._weight, start, rows)
+
+    def put_scaled(self, start: int, codes: Tensor, scales: Tensor) -> None:
+        write_fp8_rows(self._weight, start, codes, scales)
 
     def finish(self) -> QuantizedWeight | CodedWeight:
         check_rows(self._weight)
@@ -124,8 +138,8 @@ class CodedPacker:
     def put(self, start: int, rows: Tensor) -> None:
         raise TypeError("a weight of codes is made of rows that have codes")
 
-    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
-        put_stored(self._weight, start, rows, stored)
+    def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
+        put_stored(self._weight, start, rows, dtype)
 
     def finish(self) -> CodedWeight:
         return self._weight
@@ -142,10 +156,10 @@ class DeviceSections:
         packer, first = section_at(self._sections, start)
         packer.put(first, rows)
 
-    def put_stored(self, start: int, rows: Tensor, stored: str) -> None:
+    def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
         packer, first = section_at(self._sections, start)
         assert isinstance(packer, CodePacker)
-        packer.put_stored(first, rows, stored)
+        packer.put_stored(first, rows, dtype)
 
     def finish(self) -> JoinedWeight:
         finished = (packer.finish() for _, packer in self._sections)

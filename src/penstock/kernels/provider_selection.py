@@ -28,7 +28,15 @@ from penstock.kernels.ops import (
     RMS_NORM,
     SIGMOID_GATE,
 )
-from penstock.kernels.packers import CannotQuantize, CodePacker, DensePacker, Packer, Packing, select_packing
+from penstock.kernels.packers import (
+    CannotQuantize,
+    CodePacker,
+    DensePacker,
+    Packer,
+    Packing,
+    ScaledPacker,
+    select_packing,
+)
 from penstock.kernels.recurrence import Recurrence, RecurrenceWeights
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
@@ -127,6 +135,7 @@ __all__ = [
     "Provider",
     "RecurrenceWeights",
     "Routing",
+    "ScaledPacker",
     "Scoring",
     "SharedExpertOutput",
     "check_attention",

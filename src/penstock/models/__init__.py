@@ -4,6 +4,7 @@ from penstock.models.attention import Attention, AttentionKinds, GroupInput, Lay
 from penstock.models.collectives import Collectives
 from penstock.models.decoder import Decoder, Hidden, LanguageModel, StepInput
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 
 __all__ = [
     "Attention",
@@ -15,5 +16,6 @@ __all__ = [
     "LanguageModel",
     "LayerCache",
     "LayerParameters",
+    "Product",
     "StepInput",
 ]

@@ -12,6 +12,7 @@ from penstock.families import GroupedQuerySpec, LatentSpec, ModelSpec, Recurrent
 from penstock.kernels import Kernels
 from penstock.models.latent import LatentLayer
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 from penstock.models.recurrence import RecurrentLayer
 
 
@@ -53,8 +54,8 @@ class Attention(Protocol):
         ...
 
     @property
-    def input_weight(self) -> Any | None:
-        """Returns the packed weight that multiplies the input of `attend`, or None if several weights do."""
+    def input_product(self) -> Product | None:
+        """Returns the product that reads the input of `attend`, or None if several do."""
         ...
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
@@ -63,7 +64,7 @@ class Attention(Protocol):
         None without rotary."""
         ...
 
-    def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns the output projection [rows, hidden] of rows that `attend` returned, plus the residual if given."""
         ...
 
@@ -73,12 +74,12 @@ class GroupedQueryAttention:
     """Executes a GroupedQuerySpec."""
 
     spec: GroupedQuerySpec
-    qkv: Any
+    qkv: Product
     # [heads + kv_heads, head_dim]: q's weight for each query head, k's for each KV head; with a norm of values ones too
     qk_norm: Tensor | None
     sinks: Tensor | None  # fp32 [heads]
-    gate: Any | None
-    output: Any
+    gate: Product | None
+    output: Product
     residual_scale: float
     norm_eps: float
     norm_offset: float
@@ -109,13 +110,13 @@ class GroupedQueryAttention:
         return int(self.qkv.nbytes + self.output.nbytes + sum(each.nbytes for each in others if each is not None))
 
     @property
-    def input_weight(self) -> Any:
+    def input_product(self) -> Product | None:
         return self.qkv if self.gate is None else None
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
         keys, values = cache.planes
         query = kernels.attention.store(
-            kernels.linear(x, self.qkv),
+            self.qkv(x),
             self.spec.num_heads,
             self.qk_norm,
             rotation,
@@ -132,10 +133,10 @@ class GroupedQueryAttention:
             query, keys, values, group.attention, self.spec.scale, softcap=self.spec.softcap, sinks=self.sinks
         )
         attended = attended.view(-1, self.spec.query_width)
-        return attended if self.gate is None else kernels.sigmoid_gate(attended, kernels.linear(x, self.gate))
+        return attended if self.gate is None else kernels.sigmoid_gate(attended, self.gate(x))
 
-    def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        return kernels.linear(attended, self.output, residual, scale=self.residual_scale)
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.output(attended, residual, scale=self.residual_scale)
 
 
 # Maps the type of an AttentionSpec to a function (spec, the layer's parameters, the model's spec) -> Attention.

@@ -14,6 +14,7 @@ from penstock.models.mlp import make_mlp
 from penstock.models.norm import Norm
 from penstock.models.parameters import LayerParameters
 from penstock.models.per_layer import PerLayerInput
+from penstock.models.product import Product
 
 
 class Block:
@@ -71,7 +72,7 @@ class Block:
         """Runs the first part of the block: the norm and attention, without its output projection. Writes keys and
         values to `cache`. `scale` is the output scale of the block before. Returns ((hidden + addend) * scale, the
         output of attention)."""
-        normed, hidden = self._enter(self._attention.input_weight, self._attention_norm, hidden, addend, scale)
+        normed, hidden = self._enter(self._attention.input_product, self._attention_norm, hidden, addend, scale)
         return hidden, self._attention.attend(self._kernels, normed, rotation, group, cache)
 
     def finish(self, attended: Tensor, hidden: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -79,12 +80,12 @@ class Block:
         `own` is the rows' embedding for this layer, if it has one. Returns the residual stream as (hidden, addend)."""
         if self._parallel:
             return self._finish_parallel(attended, hidden)
-        project = partial(self._attention.project, self._kernels, attended)
+        project = partial(self._attention.project, attended)
         hidden, addend = self._leave(project, self._attention_post_norm, hidden)
         if self._mlp is None:
             return hidden, addend
-        normed, hidden = self._enter(self._mlp.input_weight, self._mlp_norm, hidden, addend)
-        mlp = partial(self._mlp, self._kernels, normed)
+        normed, hidden = self._enter(self._mlp.input_product, self._mlp_norm, hidden, addend)
+        mlp = partial(self._mlp, normed)
         if self._experts is None:
             hidden, addend = self._leave(mlp, self._mlp_post_norm, hidden)
         else:
@@ -115,28 +116,28 @@ class Block:
         """`finish` where the MLP reads what attention read. The ranks' partial outputs of both are added first, so they
         are summed once."""
         assert self._mlp is not None, "a parallel block has an MLP"
-        normed, _ = self._enter(self._mlp.input_weight, self._mlp_norm or self._attention_norm, hidden, None)
+        normed, _ = self._enter(self._mlp.input_product, self._mlp_norm or self._attention_norm, hidden, None)
         alone = self._collectives is None
-        output = self._attention.project(self._kernels, attended, hidden if alone else None)
-        output = self._mlp(self._kernels, normed, output)
+        output = self._attention.project(attended, hidden if alone else None)
+        output = self._mlp(normed, output)
         if self._collectives is None:
             return output, None
         self._collectives.sum(output)
         return hidden, output
 
     def _enter(
-        self, weight: Any, norm: Norm | None, hidden: Tensor, addend: Tensor | None, scale: float = 1.0
+        self, reader: Product | None, norm: Norm | None, hidden: Tensor, addend: Tensor | None, scale: float = 1.0
     ) -> tuple[Any, Tensor]:
         """Returns (the input of a sublayer, the sum (hidden + addend) * scale). The input is the normed sum, or without
         a norm the sum.
 
-        `weight` is the packed weight of the only product that reads the input, or None if several products read it. If
-        that product takes quantised rows, the norm returns the input quantised.
+        `reader` is the only product that reads the input, or None if several do. If it takes quantised rows, the norm
+        returns the input quantised.
         """
         if norm is None:
             hidden = self.add(hidden, addend, scale)
             return hidden, hidden
-        return norm(self._kernels, hidden, addend, before=weight, scale=scale)
+        return norm(self._kernels, hidden, addend, before=reader, scale=scale)
 
     def _leave(
         self, sublayer: Callable[[Tensor | None], Tensor], post_norm: Norm | None, hidden: Tensor

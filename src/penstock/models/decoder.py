@@ -13,6 +13,7 @@ from penstock.models.block import Block
 from penstock.models.collectives import Collectives
 from penstock.models.norm import Norm
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 from penstock.models.rope import rotary_frequencies
 
 
@@ -105,15 +106,14 @@ class Decoder:
         vector = next(parameters[name] for name in names if name in parameters)  # and all vectors have its dtype
         self._dtype, device = vector.dtype, vector.device
 
-        def packed(name: str) -> Any:
-            return kernels.linear.pack(parameters.pop(name)) if name in parameters else None
+        outer = LayerParameters(parameters, "", kernels)
 
-        self._embedding = packed("embedding.weight")
-        self._positions = packed("embedding.positions.weight")
-        self._norm = (
-            LayerParameters(parameters, "", kernels).norm("norm", spec) if "norm.weight" in parameters else None
-        )
-        self._head = self._embedding if spec.tie_embeddings else packed("head.weight")
+        def product(name: str) -> Product | None:
+            return outer.matrix(name) if f"{name}.weight" in parameters else None
+
+        self._embedding, self._positions = product("embedding"), product("embedding.positions")
+        self._norm = outer.norm("norm", spec) if "norm.weight" in parameters else None
+        self._head = self._embedding if spec.tie_embeddings else product("head")
         self._blocks = tuple(
             Block(layer, spec, LayerParameters(parameters, f"layers.{i}.", kernels), collectives, kinds)
             for i, layer in enumerate(spec.layers)
@@ -158,10 +158,10 @@ class Decoder:
         """Returns fp32 logits [rows, vocab] for rows of what `forward` returned. All tensor ranks of the last stage
         must call this; those other than tensor rank 0 get None. Raises ValueError on a stage without the head."""
         spec = self._spec
-        if hidden.attended is None or self._norm is None:
+        if hidden.attended is None or self._norm is None or self._head is None:
             raise ValueError("this pipeline stage has no head: only the last stage computes logits")
         normed = self._normed(hidden, hidden.attended, self._norm, self._head)
-        logits = self._kernels.linear.logits(normed, self._head, scale=spec.logit_scale, softcap=spec.logit_softcap)
+        logits = self._head.logits(normed, scale=spec.logit_scale, softcap=spec.logit_softcap)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
     def vectors(self, hidden: Hidden) -> Tensor:
@@ -172,7 +172,7 @@ class Decoder:
         normed: Tensor = self._normed(hidden, hidden.attended, self._norm)
         return normed
 
-    def _normed(self, rows: Hidden, attended: Tensor, norm: Norm, before: Any = None) -> Any:
+    def _normed(self, rows: Hidden, attended: Tensor, norm: Norm, before: Product | None = None) -> Any:
         """Returns the normed output of the last block."""
         last = self._blocks[-1]
         hidden, addend = last.finish(attended, rows.states, rows.own)
@@ -182,11 +182,12 @@ class Decoder:
         """Returns the first block's input as (hidden, addend). The addend is that of learned positions."""
         if step.hidden is not None:
             return step.hidden, None
-        spec, linear, collectives = self._spec, self._kernels.linear, self._collectives
+        assert self._embedding is not None, "the first stage has the embedding"
+        spec, collectives = self._spec, self._collectives
         first = None if collectives is None else spec.vocab_start
-        hidden = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype, first=first)
+        hidden = self._embedding.rows(step.token_ids, spec.embedding_scale, self._dtype, first=first)
         if collectives is not None:
             collectives.sum(hidden)
         if self._positions is None:
             return hidden, None
-        return hidden, linear.rows(step.positions, self._positions, 1.0, self._dtype)
+        return hidden, self._positions.rows(step.positions, 1.0, self._dtype)

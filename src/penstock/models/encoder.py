@@ -22,7 +22,9 @@ from penstock.kernels.linear import ACTIVATIONS as GATED
 from penstock.kernels.linear import UNGATED
 from penstock.messages import Window
 from penstock.models.norm import Norm
+from penstock.models.parameters import LayerParameters
 from penstock.models.pooling import finished, pool
+from penstock.models.product import Product
 from penstock.models.rope import rotary_frequencies
 
 BLOCK = 16  # tokens of a page
@@ -42,11 +44,11 @@ class Texts:
 @dataclass(frozen=True)
 class _Layer:
     attention: BidirectionalSpec
-    qkv: Any
-    output: Any
+    qkv: Product
+    output: Product
     attention_norm: Norm | None
-    up: Any
-    down: Any
+    up: Product
+    down: Product
     mlp_norm: Norm
 
 
@@ -123,17 +125,18 @@ class Encoder:
         self._kernels = kernels
         self._activation = spec.encoder.activation
         self._embedding_norm = self._norm("embedding_norm")
+        prefixed = [LayerParameters(parameters, f"layers.{i}.", kernels) for i in range(len(spec.layers))]
         self._layers = [
             _Layer(
                 layer.attention,  # type: ignore[arg-type]
-                self._matrix(f"layers.{i}.qkv"),
-                self._matrix(f"layers.{i}.output"),
-                self._norm(f"layers.{i}.attention_norm"),
-                self._matrix(f"layers.{i}.up", gated=self._encoder.gated and self._activation in GATED),
-                self._matrix(f"layers.{i}.down"),
-                self._norm(f"layers.{i}.mlp_norm"),  # type: ignore[arg-type]
+                own.matrix("qkv"),
+                own.matrix("output"),
+                self._norm(f"{own.prefix}attention_norm"),
+                own.matrix("up", gated=self._encoder.gated and self.recordable),
+                own.matrix("down"),
+                self._norm(f"{own.prefix}mlp_norm"),  # type: ignore[arg-type]
             )
-            for i, layer in enumerate(spec.layers)
+            for layer, own in zip(spec.layers, prefixed, strict=True)
         ]
         self._last_norm = self._norm("norm")
         self._tables = {name: parameters.get(f"{name}.weight") for name in ("tokens", "positions", "types")}
@@ -152,7 +155,7 @@ class Encoder:
 
     @property
     def recordable(self) -> bool:
-        """Whether `layers` consists of ops of the kernels alone."""
+        """Whether `layers` consists of ops of the kernels alone: the product before an activation computes it."""
         return self._activation in (GATED if self._encoder.gated else UNGATED)
 
     def pages(self, blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -203,7 +206,7 @@ class Encoder:
         spec, kernels = layer.attention, self._kernels
         cache = step.keys, step.values
         query = kernels.attention.store(
-            kernels.linear(x, layer.qkv),
+            layer.qkv(x),
             spec.num_heads,
             None,
             rotation,
@@ -214,20 +217,16 @@ class Encoder:
             0.0,
         )
         out = kernels.attention(query, *cache, step.attention[spec.reach], spec.head_dim**-0.5)
-        return kernels.linear(out.flatten(1), layer.output, residual)
+        return layer.output(out.flatten(1), residual)
 
     def _mlp(self, layer: _Layer, x: Tensor, residual: Tensor) -> Tensor:
-        linear, activation = self._kernels.linear, self._activation
-        if self._encoder.gated and activation in GATED:
-            up = linear.gated(x, layer.up, activation)
-        elif self._encoder.gated:
-            first, second = linear(x, layer.up).chunk(2, -1)
-            up = ACTIVATIONS[activation](first) * second
-        elif activation in UNGATED:
-            up = linear.activated(x, layer.up, activation)
-        else:
-            up = ACTIVATIONS[activation](linear(x, layer.up))
-        return linear(up, layer.down, residual)
+        if self.recordable:
+            return layer.down(layer.up.activated(x, self._activation), residual)
+        activate, up = ACTIVATIONS[self._activation], layer.up(x)
+        if not self._encoder.gated:
+            return layer.down(activate(up), residual)
+        first, second = up.chunk(2, -1)
+        return layer.down(activate(first) * second, residual)
 
     def embed(self, texts: Texts, places: Places) -> Tensor:
         """Returns the hidden states [tokens, hidden] before the first layer."""
@@ -249,10 +248,6 @@ class Encoder:
         x = ACTIVATIONS[self._encoder.classifier](dense)
         x = x if norm is None else norm(self._kernels, x)[0]
         return F.linear(x, self._parameters["classifier.out.weight"], get("classifier.out.bias"))
-
-    def _matrix(self, name: str, *, gated: bool = False) -> Any:
-        bias = self._parameters.pop(f"{name}.bias", None)
-        return self._kernels.linear.pack(self._parameters.pop(f"{name}.weight"), bias, gated=gated)
 
     def _norm(self, name: str) -> Norm | None:
         weight = self._parameters.get(f"{name}.weight")

@@ -41,4 +41,4 @@ class ExpertsBeside:
         given."""
         routed_by, _ = self.router_norm(kernels, hidden)
         normed, _ = self.norm(kernels, hidden)
-        return self.mixture(kernels, normed, residual, routed_by)
+        return self.mixture(normed, residual, routed_by)

@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.families import LatentSpec, ModelSpec
 from penstock.kernels import Kernels
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 
 NORM_EPS = 1e-6  # of the norms within attention; the model's own may differ
 
@@ -17,16 +18,16 @@ class LatentLayer:
     """Executes a LatentSpec."""
 
     spec: LatentSpec
-    query_down: Any | None
+    query_down: Product | None
     query_norm: Tensor | None
-    query: Any
-    query_rope: Any
-    latent: Any
+    query: Product
+    query_rope: Product
+    latent: Product
     latent_norm: Tensor
-    key_rope: Any
-    key_up: Any
-    value_up: Any
-    output: Any
+    key_rope: Product
+    key_up: Product
+    value_up: Product
+    output: Product
     residual_scale: float
 
     @classmethod
@@ -54,23 +55,23 @@ class LatentLayer:
         return sum(int(each.nbytes) for each in (*matrices, *others) if each is not None)
 
     @property
-    def input_weight(self) -> None:
-        """Returns None: several weights multiply the input."""
+    def input_product(self) -> None:
+        """Returns None: several products read the input."""
         return None
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: Any, group: Any, cache: Any) -> Tensor:
         """Returns what the heads attend to, as latents [tokens, heads * rank]."""
         (pages,), heads = cache.planes, self.spec.num_heads
-        latent, _ = kernels.rms_norm(kernels.linear(x, self.latent), None, self.latent_norm, NORM_EPS, 0.0)
-        key = kernels.linear(x, self.key_rope)
+        latent, _ = kernels.rms_norm(self.latent(x), None, self.latent_norm, NORM_EPS, 0.0)
+        key = self.key_rope(x)
         if self.query_down is not None and self.query_norm is not None:
-            x, _ = kernels.rms_norm(kernels.linear(x, self.query_down), None, self.query_norm, NORM_EPS, 0.0)
-        absorbed = kernels.linear_by_head(kernels.linear(x, self.query), self.key_up, heads)
+            x, _ = kernels.rms_norm(self.query_down(x), None, self.query_norm, NORM_EPS, 0.0)
+        absorbed = self.key_up.by_head(self.query(x), heads)
         query = kernels.latent_attention.store_latents(
-            absorbed, kernels.linear(x, self.query_rope), latent, key, rotation, pages, group.blocks, group.offsets
+            absorbed, self.query_rope(x), latent, key, rotation, pages, group.blocks, group.offsets
         )
         return kernels.latent_attention.over_latents(query, pages, group.attention, self.spec.scale, self.spec.rank)
 
-    def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        values = kernels.linear_by_head(attended, self.value_up, self.spec.num_heads)
-        return kernels.linear(values, self.output, residual, scale=self.residual_scale)
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+        values = self.value_up.by_head(attended, self.spec.num_heads)
+        return self.output(values, residual, scale=self.residual_scale)

@@ -6,35 +6,33 @@ from typing import Any
 from torch import Tensor
 
 from penstock.families import LayerSpec, MoESpec
-from penstock.kernels import Kernels, Scoring, SharedExpertOutput
+from penstock.kernels import Experts, Scoring, SharedExpertOutput
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Computes an MLP. The kernels packed the matrices. `up` is the gate and what it gates, or not gated."""
+    """Computes an MLP."""
 
     activation: str
-    gated: bool
-    up: Any
-    down: Any
+    up: Product  # of the gate too, if it is gated
+    down: Product
     scale: float  # of the output
 
     @property
     def nbytes(self) -> int:
-        return int(self.up.nbytes + self.down.nbytes)
+        return self.up.nbytes + self.down.nbytes
 
     @property
-    def input_weight(self) -> Any:
-        """Returns the packed weight that multiplies the input."""
+    def input_product(self) -> Product:
+        """Returns the product that reads the input."""
         return self.up
 
-    def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Any, residual: Tensor | None = None) -> Tensor:
         """Returns the output [tokens, hidden] for normed hidden states x [tokens, hidden], plus the residual if
         given."""
-        linear = kernels.linear
-        inner = (linear.gated if self.gated else linear.activated)(x, self.up, self.activation)
-        return linear(inner, self.down, residual, scale=self.scale)
+        return self.down(self.up.activated(x, self.activation), residual, scale=self.scale)
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,16 @@ class Mixture:
     spec: MoESpec
     activation: str
     scoring: Scoring
-    router: Any
+    experts: Experts
+    router: Product
     choice_bias: Tensor | None  # fp32 [experts]
     expert_scales: Tensor | None  # fp32 [experts]
-    gate_up: Any  # of all experts; the up projection alone if they are not gated
+    gate_up: Any  # of all experts, as `experts` packed it; the up projection alone if they are not gated
     down: Any  # of all experts
     shared: MLP | None
-    shared_gate: Any | None
-    inputs: Any | None  # makes the experts' inputs of hidden states
-    outputs: Any | None  # makes hidden states of the experts' outputs
+    shared_gate: Product | None
+    inputs: Product | None  # makes the experts' inputs of hidden states
+    outputs: Product | None  # makes hidden states of the experts' outputs
 
     @property
     def nbytes(self) -> int:
@@ -61,34 +60,30 @@ class Mixture:
         return sum(part.nbytes for part in (*parts, *vectors) if part is not None)
 
     @property
-    def input_weight(self) -> None:
-        """Returns None, because several weights multiply the input: the router's and the experts'."""
+    def input_product(self) -> None:
+        """Returns None, because the router and the experts read the input."""
         return None
 
-    def __call__(
-        self, kernels: Kernels, x: Tensor, residual: Tensor | None = None, routed_by: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None, routed_by: Tensor | None = None) -> Tensor:
         """Returns the output as `MLP.__call__` does. The router reads `routed_by` [tokens, hidden], or without it x."""
-        linear, spec = kernels.linear, self.spec
-        routing = kernels.experts.route(
-            linear.logits(x if routed_by is None else routed_by, self.router),
+        spec, experts = self.spec, self.experts
+        routing = experts.route(
+            self.router.logits(x if routed_by is None else routed_by),
             spec.experts_per_token,
             normalize=spec.normalize,
             scoring=self.scoring,
             bias=self.choice_bias,
             scales=self.expert_scales,
         )
-        if self.outputs is not None:
-            beside = residual if self.shared is None else self.shared(kernels, x, residual)
-            narrow = linear(x, self.inputs)
-            return linear(
-                kernels.experts(narrow, routing, self.gate_up, self.down, self.activation), self.outputs, beside
-            )
+        if self.inputs is not None and self.outputs is not None:
+            beside = residual if self.shared is None else self.shared(x, residual)
+            narrow = experts(self.inputs(x), routing, self.gate_up, self.down, self.activation)
+            return self.outputs(narrow, beside)
         shared = None
         if self.shared is not None:
-            gate = None if self.shared_gate is None else linear.logits(x, self.shared_gate)
-            shared = SharedExpertOutput(self.shared(kernels, x), gate)
-        return kernels.experts(
+            gate = None if self.shared_gate is None else self.shared_gate.logits(x)
+            shared = SharedExpertOutput(self.shared(x), gate)
+        return experts(
             x,
             routing,
             self.gate_up,
@@ -111,7 +106,7 @@ def make_mlp(spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP 
 
 def _mlp(name: str, spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP:
     up = parameters.matrix(f"{name}gate_up" if spec.gated else f"{name}up", gated=spec.gated)
-    return MLP(spec.activation, spec.gated, up, parameters.matrix(f"{name}down"), scale)
+    return MLP(spec.activation, up, parameters.matrix(f"{name}down"), scale)
 
 
 def make_mixture(spec: LayerSpec, moe: MoESpec, parameters: LayerParameters, scale: float) -> Mixture:
@@ -120,6 +115,7 @@ def make_mixture(spec: LayerSpec, moe: MoESpec, parameters: LayerParameters, sca
         moe,
         spec.activation,
         Scoring(moe.sigmoid, moe.groups, moe.kept_groups, moe.by_pairs, moe.weight_scale * scale),
+        parameters.kernels.experts,
         parameters.matrix("router"),
         parameters.vector("choice", "bias") if moe.choice_bias else None,
         parameters.vector("expert_scales") if moe.beside_mlp else None,

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from penstock.kernels import Kernels
-from penstock.kernels.linear import Linear
 from penstock.models.module_graphs import MlpParts, NormParts, mlp_of, norm_of
+from penstock.models.product import Product
 
 HALF_BLOCK = 8  # a packed gated weight has so many columns of the gate, then so many of what it gates, and so on
 
 
 class PackedLinear(nn.Module):
-    """Computes what an nn.Linear computes, with our kernels and a packed weight."""
+    """Computes what an nn.Linear computes, with our kernels."""
 
-    def __init__(self, linear: Linear, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.linear, self.packed = linear, linear.pack(weight, bias, gated=gated)
+        self.product = Product.pack(kernels, weight, bias, gated=gated)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
-        return self.linear(rows, self.packed).view(*x.shape[:-1], self.out_features)
+        return self.product(rows).view(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> Tensor:
@@ -58,7 +58,7 @@ class PackedEmbedding(nn.Module):
         self.head = head
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        rows = self.head.linear.rows(token_ids.reshape(-1), self.head.packed, 1.0, self.head.dtype)
+        rows = self.head.product.rows(token_ids.reshape(-1), 1.0, self.head.dtype)
         return rows.view(*token_ids.shape, -1)
 
 
@@ -98,9 +98,8 @@ class MlpForward:
     def __call__(self, x: Tensor) -> Tensor:
         up, down = self.up, self.down
         rows = x.reshape(-1, up.in_features).contiguous()
-        activated = up.linear.gated if self.mlp.gate else up.linear.activated
-        inner: Tensor = activated(rows, up.packed, self.mlp.activation)
-        return down.linear(inner, down.packed).view(*x.shape[:-1], down.out_features)
+        inner = up.product.activated(rows, self.mlp.activation)
+        return down.product(inner).view(*x.shape[:-1], down.out_features)
 
 
 # A module with a weight: its parent, its name there and itself.
@@ -148,14 +147,14 @@ class ModulePacking:
         out."""
         nbytes: int = 0
         for module, mlp in self._gated.items():
-            nbytes += _pack_gated(module, mlp, kernels.linear)
+            nbytes += _pack_gated(module, mlp, kernels)
         for linear, places in self._linears.items():
             if not any(getattr(parent, name) is module for parent, name, module in places):
                 continue
             assert isinstance(linear, nn.Linear)
             bias = None if linear.bias is None else linear.bias.detach()
-            packed = PackedLinear(kernels.linear, linear.weight.detach(), bias)
-            nbytes += int(packed.packed.nbytes)
+            packed = PackedLinear(kernels, linear.weight.detach(), bias)
+            nbytes += packed.product.nbytes
             for parent, name, module in places:
                 setattr(parent, name, packed if module is linear else PackedEmbedding(packed))
         for module, mlp in self._mlps.items():
@@ -192,12 +191,12 @@ def _fit_together(module: nn.Module, mlp: MlpParts, users: Mapping[int, Sequence
     return alone and alike and gate.out_features % HALF_BLOCK == 0
 
 
-def _pack_gated(module: nn.Module, mlp: MlpParts, linear: Linear) -> int:
+def _pack_gated(module: nn.Module, mlp: MlpParts, kernels: Kernels) -> int:
     """Packs the gate of an MLP with what it gates in one weight. Returns its bytes."""
     gate, up = _halves(module, mlp)
     bias = None if gate.bias is None else torch.cat((gate.bias.detach(), up.bias.detach()))
     weight = torch.cat((gate.weight.detach(), up.weight.detach()))
-    both = PackedLinear(linear, weight, bias, gated=True)
+    both = PackedLinear(kernels, weight, bias, gated=True)
     setattr(module, mlp.gate, PackedHalf(both, 0))
     setattr(module, mlp.up, PackedHalf(both, 1))
-    return int(both.packed.nbytes)
+    return both.product.nbytes

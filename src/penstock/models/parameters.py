@@ -1,4 +1,4 @@
-"""Takes the parameters of one layer out of a model's parameters, and packs its matrices."""
+"""Takes the parameters of one layer out of a model's parameters, and makes products of its matrices."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels
 from penstock.models.norm import Norm
+from penstock.models.product import Product
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class LayerParameters:
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
         return Norm(self.vector(name), bias, model.norm_eps, model.norm_offset, model.layer_norm)
 
-    def matrix(self, name: str, *, gated: bool = False) -> Any:
-        """Returns the packed weight `name`, with its bias if there is one."""
+    def matrix(self, name: str, *, gated: bool = False) -> Product:
+        """Returns the product with the weight `name`, and with its bias if there is one."""
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
-        return self.kernels.linear.pack(self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
+        return Product.pack(self.kernels, self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
         """Returns the packed weights of `count` experts, stacked, with their biases if there are any."""

@@ -8,16 +8,17 @@ from torch import Tensor
 from penstock.families import ModelSpec, RecurrentSpec
 from penstock.kernels import Kernels, RecurrenceWeights
 from penstock.models.parameters import LayerParameters
+from penstock.models.product import Product
 
 
 @dataclass(frozen=True)
 class RecurrentLayer:
     """Executes a RecurrentSpec."""
 
-    input: Any
-    rates: Any
+    input: Product
+    rates: Product
     weights: RecurrenceWeights
-    output: Any
+    output: Product
     residual_scale: float
 
     @classmethod
@@ -43,14 +44,14 @@ class RecurrentLayer:
         return int(self.input.nbytes + self.rates.nbytes + self.weights.nbytes + self.output.nbytes)
 
     @property
-    def input_weight(self) -> None:
-        """Returns None: two weights multiply the input."""
+    def input_product(self) -> None:
+        """Returns None: two products read the input."""
         return None
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: None, group: Any, cache: Any) -> Tensor:
         (states,) = cache.planes
-        inputs, rates = kernels.linear(x, self.input), kernels.linear.logits(x, self.rates)
+        inputs, rates = self.input(x), self.rates.logits(x)
         return kernels.recurrence(inputs, rates, group.attention, states, self.weights)
 
-    def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        return kernels.linear(attended, self.output, residual, scale=self.residual_scale)
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.output(attended, residual, scale=self.residual_scale)

@@ -5,27 +5,28 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.families.checkpoint.folder import refuse_tensors, tensors_of_folder
-from penstock.families.checkpoint.fp8 import FP8, with_scales
-from penstock.families.checkpoint.stored import StoredTensor
+from penstock.families.checkpoint.stacks import divided
+from penstock.families.checkpoint.stored import F32_ONLY, StoredTensor
 from penstock.families.spec import ModelSpec
 from penstock.gguf import TYPES, is_gguf
 from penstock.weights.gguf_file import read_gguf_tensors
-from penstock.weights.stacks import divided
 
 LOADABLE = ("F32", "BF16", "F16")  # and in GGUF files all of penstock.gguf.TYPES
 
 
 def stored_tensors(model: Path, spec: ModelSpec | None = None) -> dict[str, StoredTensor]:
     """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
-    index's shards, else from model.safetensors. With a spec, by the names of its sources: codes of FP8 have their
-    scales, tensors of several matrices are divided as it says, and its `base_prefix` is put before the names of a
+    index's shards, else from model.safetensors. With a spec, by the names of its sources: its scheme joins the tensors
+    of a matrix, tensors of several matrices are divided as it says, and its `base_prefix` is put before the names of a
     decoder that was saved without its head, as embedding models are. Raises CheckpointError, GgufError or
     UnsupportedModel."""
     tensors = read_gguf_tensors(model) if is_gguf(model) else tensors_of_folder(model)
     if spec is None:
         return tensors
-    tensors = with_scales(tensors, spec.fp8_block)
-    tensors = divided(tensors, (source.name for p in spec.parameters for source in p.sources))
+    wanted = [source.name for p in spec.parameters for source in p.sources]
+    if spec.scheme is not None:
+        tensors = spec.scheme.join(tensors, wanted)
+    tensors = divided(tensors, wanted)
     base_prefix = spec.base_prefix
     if not base_prefix or any(name.startswith(base_prefix) for name in tensors):
         return tensors
@@ -77,20 +78,20 @@ def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
 
 
 def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
-    """Only matrices may be quantised, and only float32 values can be shifted or have a logarithm."""
+    """Only matrices may be quantised, and some steps need values of float32."""
     loadable = {*LOADABLE, *TYPES}
     vectors = {source.name for p in spec.parameters if p.kind == "vector" for source in p.sources}
     types = {source.name: tensors[source.name].dtype for p in spec.parameters for source in p.sources}
-    if spec.fp8_block is not None:
-        loadable.add(FP8)
-    unknown = [f"{name} ({kind})" for name, kind in types.items() if kind not in loadable]
+    unknown = [f"{name} ({kind})" for name, kind in types.items() if kind not in loadable and not tensors[name].steps]
     refuse_tensors(f"has tensors of a dtype that is not supported (supported: {', '.join(LOADABLE)}):", unknown)
     quantized = [f"{name} ({kind})" for name, kind in types.items() if kind not in LOADABLE and name in vectors]
     refuse_tensors(f"has norms or biases that are quantised (supported: {', '.join(LOADABLE)}):", quantized)
-    shifted = [f"{name} ({kind})" for name, kind in types.items() if kind != "F32" and tensors[name].shift]
-    refuse_tensors("has norms with 1 added in another type than F32:", shifted)
-    decays = [f"{name} ({kind})" for name, kind in types.items() if kind != "F32" and tensors[name].logarithm]
-    refuse_tensors("has decays of states in another type than F32:", decays)
+    others = {name: kind for name, kind in types.items() if kind != "F32" and tensors[name].steps}
+    for step in F32_ONLY:
+        wrong = [
+            f"{name} ({kind})" for name, kind in others.items() if any(isinstance(s, step) for s in tensors[name].steps)
+        ]
+        refuse_tensors(f"has {step.what} in another type than F32:", wrong)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
+from penstock.families.checkpoint.stored import CheckpointError, Logarithm, Shift, StoredTensor
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf.config import rotary_dim
 from penstock.families.gguf.names import (
     LONG_FACTORS,
     ROPE_FACTORS,
@@ -15,7 +14,6 @@ from penstock.families.gguf.names import (
     SHORT_FACTORS,
     halves,
     hf_tensor_name,
-    is_interleaved,
 )
 from penstock.gguf import GgufTensor, read_gguf, short
 
@@ -31,16 +29,13 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise CheckpointError(f"{path}: metadata: general.architecture is missing")
-    rotary = rotary_dim(file)
     found: dict[str, StoredTensor] = {}
     for tensor in file.tensors.values():
         if tensor.name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
             continue
         name, stored = hf_tensor_name(architecture, tensor.name), _stored(tensor)
-        if is_interleaved(architecture, tensor.name):
-            stored = replace(stored, rotary_dim=rotary)
         if architecture in SHIFTED and name.endswith("norm.weight") and ".ssm_" not in tensor.name:
-            stored = replace(stored, shift=-1.0)
+            stored = stored.then(Shift(-1.0))
         if ".ssm_" in tensor.name:
             stored = _of_state(stored)
         if name.endswith(".shared_expert_gate.weight") and len(stored.shape) == 1:
@@ -61,7 +56,9 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(tensor: GgufTensor) -> StoredTensor:
-    return StoredTensor(tensor.name, tensor.path, tensor.type.name, tensor.shape, tensor.offset, tensor.size)
+    kind = tensor.type
+    block = kind.block_values, kind.block_bytes
+    return StoredTensor(tensor.name, tensor.path, kind.name, tensor.shape, tensor.offset, tensor.size, block)
 
 
 def _of_state(stored: StoredTensor) -> StoredTensor:
@@ -69,7 +66,8 @@ def _of_state(stored: StoredTensor) -> StoredTensor:
     if stored.name.endswith(".ssm_conv1d.weight") and len(stored.shape) == 2:
         return replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
     if stored.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
-        return replace(stored, shape=(math.prod(stored.shape),), logarithm=stored.name.endswith(".ssm_a"))
+        vector = replace(stored, shape=(math.prod(stored.shape),))
+        return vector.then(Logarithm()) if stored.name.endswith(".ssm_a") else vector
     return stored
 
 

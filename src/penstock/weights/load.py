@@ -12,24 +12,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from penstock.config import format_bytes
-from penstock.families.checkpoint.stored import CheckpointError, Scales, StoredTensor
+from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
-from penstock.kernels import CodePacker, DensePacker, Packer, Packing
+from penstock.kernels import CodePacker, DensePacker, Packer, Packing, ScaledPacker
 from penstock.kernels.native import gguf_rows
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import NativePacking
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
+from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into, read_part
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
 
 LARGE = 10**9  # bytes of weights whose reading takes most of the start
@@ -130,20 +131,15 @@ def _read_all(
         source, own = read.source, staging()
         buffer = own.buffer(read.bytes)
         read_into(files, buffer.numpy(), read)
+        values, scales = buffer.view(read.count, read.width), None
+        if source.steps:
+            rows, part = Rows(values.numpy()), ReadPart(*read.part, partial(read_part, files))
+            for step in source.steps:
+                rows = step(rows, part)
+            values = torch.from_numpy(rows.values)
+            scales = None if rows.scales is None else torch.from_numpy(rows.scales)
         try:
-            if source.dtype in DTYPES:
-                rows = buffer.view(DTYPES[source.dtype])
-                if source.shift:
-                    rows += source.shift
-                if source.logarithm:
-                    rows.neg_().log_()
-                own.put(read.packer, read.target, _shaped(rows, read))
-            elif source.scales is not None:
-                own.put(read.packer, read.target, _shaped(_scaled(read, buffer, source.scales, files), read))
-            elif isinstance(read.packer, CodePacker):
-                read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
-            else:
-                own.put(read.packer, read.target, _dequantized(read, buffer))
+            _put(own, read, values, scales)
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
         advance(read.bytes)
@@ -160,6 +156,22 @@ def _read_all(
         each.close()
 
 
+def _put(own: Staging, read: PlannedRead, values: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """Gives rows [count, ...] to their packer: as codes if it holds such codes, else as floats."""
+    dtype, packer = read.source.dtype, read.packer
+    if dtype in DTYPES:
+        own.put(packer.put, read.target, _shaped(values.view(-1).view(DTYPES[dtype]), read))
+    elif scales is not None and isinstance(packer, ScaledPacker) and scales.shape[1] == 1 and not read.transposed:
+        own.put(packer.put_scaled, read.target, values, scales.view(-1))
+    elif scales is not None:
+        wide = FP8_VALUES.index_select(0, values.reshape(-1).int()).view(values.shape) * scales
+        own.put(packer.put, read.target, _shaped(wide, read))
+    elif isinstance(packer, CodePacker):
+        packer.put_stored(read.target, values, dtype)
+    else:
+        own.put(packer.put, read.target, _dequantized(values, dtype))
+
+
 def _shaped(rows: torch.Tensor, read: PlannedRead) -> torch.Tensor:
     """The values of a read as rows of its parameter."""
     if not read.source.shape[1:]:
@@ -168,26 +180,12 @@ def _shaped(rows: torch.Tensor, read: PlannedRead) -> torch.Tensor:
     return matrix.T.contiguous() if read.transposed else matrix
 
 
-def _scaled(read: PlannedRead, codes: torch.Tensor, scales: Scales, files: Mapping[Path, int]) -> torch.Tensor:
-    """Codes of FP8 times their scales, as fp32."""
-    stored = scales.tensor
-    data = bytearray(os.pread(files[stored.path], stored.size, stored.offset))
-    if len(data) != stored.size:
-        raise ValueError(f"its scales, {stored.name!r}, end after {len(data)} of {stored.size} bytes")
-    blocks = -(-read.source.shape[1] // scales.columns)
-    factors = torch.frombuffer(data, dtype=DTYPES[stored.dtype]).float().view(-1, blocks)
-    rows = read.first + read.step * torch.arange(read.count)
-    columns = read.skip + read.column_step * torch.arange(read.width)
-    values = FP8_VALUES.index_select(0, codes.int()).view(read.count, read.width)
-    return values * factors.index_select(1, columns // scales.columns).index_select(0, rows // scales.rows)
-
-
-def _dequantized(read: PlannedRead, buffer: torch.Tensor) -> torch.Tensor:
-    """The codes of a GGUF file as fp32, for kernels that do not read them."""
-    kind = TYPES[read.source.dtype]
-    columns = read.width // kind.block_bytes * kind.block_values
+def _dequantized(rows: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Rows of blocks, as a GGUF file has them, as fp32: for kernels that do not read them."""
+    kind, (count, width) = TYPES[dtype], rows.shape
+    columns = width // kind.block_bytes * kind.block_values
     dequantize = gguf_rows.dequantize if instruction_sets() else numpy_dequantize
-    return torch.from_numpy(dequantize(kind.name, buffer.numpy(), read.count, columns))
+    return torch.from_numpy(dequantize(kind.name, rows.numpy(), count, columns))
 
 
 def _check_duplicate(

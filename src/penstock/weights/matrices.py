@@ -38,7 +38,7 @@ class MatrixReader:
             files = open_files(self.tensors, held)
             jobs: list[ReadJob] = []
             for read in plan_reads(matrices, self.tensors, self.packers):
-                if read.full_rows:
+                if read.full_rows and not read.source.steps:
                     jobs += self._jobs(read, files[read.source.path])
                 else:
                     self.unread.append(read)

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.families.checkpoint.safetensors_file import ELEMENT_BITS
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.spec import Parameter, TensorSource
-from penstock.gguf import TYPES
-from penstock.weights.stacks import NIBBLES
 
 if TYPE_CHECKING:
     from penstock.kernels import Packer
@@ -45,7 +42,6 @@ class PlannedRead:
     step: int = 1
     transposed: bool = False  # the rows' columns become the parameter's rows,
     column_step: int = 1  # every so manyth of them
-    element: int = 1  # bytes of a column
 
     @property
     def bytes(self) -> int:
@@ -63,9 +59,18 @@ class PlannedRead:
 
     @property
     def full_rows(self) -> bool:
-        """Whether rows are read from end to end and stay as they are."""
-        whole = self.width == self.source.row_bytes
-        return whole and not self.transposed and self.source.exponents is None and self.source.scales is None
+        """Whether rows are read from end to end."""
+        return self.width == self.source.row_bytes and not self.transposed
+
+    @property
+    def part(self) -> tuple[range, range]:
+        """The rows and the columns of the tensor that are read."""
+        values, size = self.source.block
+        columns = self.skip // size * values
+        return (
+            range(self.first, self.first + self.count * self.step, self.step),
+            range(columns, columns + self.width // size * values * self.column_step, self.column_step),
+        )
 
 
 def plan_reads(
@@ -83,11 +88,11 @@ def plan_reads(
             if source.transposed:
                 yield from _plan_transposed(source, stored, packers[parameter.name], parameter.shape[1], size)
                 continue
-            skip = _row_bytes(stored, source.first_column)
-            width = _row_bytes(stored, source.columns) if source.columns else stored.row_bytes
+            skip = stored.bytes_of(source.first_column)
+            width = stored.bytes_of(source.columns) if source.columns else stored.row_bytes
             count = size // width
             count = max(count // READ_ROWS * READ_ROWS, min(count, READ_ROWS), 1)
-            for first, target, rows, step in _runs(source, source.order or _interleaved(stored.rotary_dim)):
+            for first, target, rows, step in _runs(source):
                 for done in range(0, rows, count):
                     place = (first + done * step, min(count, rows - done), skip, width)
                     yield PlannedRead(stored, *place, packers[parameter.name], target + done, step)
@@ -97,47 +102,27 @@ def _plan_transposed(
     source: TensorSource, stored: StoredTensor, packer: Any, columns: int, size: int
 ) -> Iterator[PlannedRead]:
     """The reads of a tensor [in, out], each of some columns of it."""
-    element = stored.row_bytes // stored.shape[1]
+    element = stored.bytes_of(1)
     count = max(size // (columns * element) // READ_ROWS * READ_ROWS, READ_ROWS)
     for done in range(0, source.rows, count):
         rows, step = min(count, source.rows - done), source.step
         skip = (source.first_row + done * step) * element
         place = (source.first_column, columns, skip, rows * element)
         target = source.start + done
-        yield PlannedRead(stored, *place, packer, target, transposed=True, column_step=step, element=element)
+        yield PlannedRead(stored, *place, packer, target, transposed=True, column_step=step)
 
 
-def _runs(source: TensorSource, order: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[int, int, int, int]]:
-    """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step). `order` is that
-    of the rows of a head (see TensorSource). Ranks have whole heads."""
-    if not order:
+def _runs(source: TensorSource) -> Iterator[tuple[int, int, int, int]]:
+    """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step). Ranks have whole
+    heads."""
+    if not source.order:
         yield source.first_row, source.start, source.rows, source.step
         return
-    for head in range(0, source.rows, sum(count for _, count, _ in order)):
+    for head in range(0, source.rows, sum(count for _, count, _ in source.order)):
         target = source.start + head
-        for first, count, step in order:
+        for first, count, step in source.order:
             yield source.first_row + head + first, target, count, step
             target += count
-
-
-def _interleaved(rotary_dim: int) -> tuple[tuple[int, int, int], ...]:
-    """The order of a head's rows that are interleaved in the file: row 2 i + s is the head's row
-    s * rotary_dim / 2 + i."""
-    half = rotary_dim // 2
-    return ((0, half, 2), (1, half, 2)) if half else ()
-
-
-def _row_bytes(stored: StoredTensor, columns: int) -> int:
-    """Bytes of the first `columns` of a row."""
-    kind = TYPES.get(stored.dtype)
-    if kind is None or not kind.quantized:
-        return columns * (ELEMENT_BITS[stored.dtype] // 8)
-    if columns % kind.block_values:
-        raise CheckpointError(
-            f"{stored.path}: {stored.name} is {kind.name}, whose blocks of {kind.block_values} values cannot be "
-            f"divided at column {columns}: use fewer ranks (--tensor-parallel-size)"
-        )
-    return kind.row_bytes(columns)
 
 
 def open_files(tensors: Mapping[str, StoredTensor], stack: ExitStack) -> dict[Path, int]:
@@ -152,59 +137,52 @@ def open_files(tensors: Mapping[str, StoredTensor], stack: ExitStack) -> dict[Pa
 def read_into(files: Mapping[Path, int], target: NDArray[np.uint8], read: PlannedRead) -> None:
     """Fill `target` [read.bytes] from open files."""
     source = read.source
-    if source.exponents is not None:
-        _read_pairs(files, target, read, source.exponents)
-    elif read.full_rows and read.step == 1:
-        _read_rows(files[source.path], target, read)
+    if read.full_rows and read.step == 1:
+        _read_run(files[source.path], target, read.begin, source)
+        return
+    element = source.block[1] if read.column_step > 1 else read.width
+    shape, strides = (read.count, read.width // element, element), (read.stride, read.column_step * element, 1)
+    _read_parts(files[source.path], target.reshape(shape), read.begin, strides, source)
+
+
+def read_part(files: Mapping[Path, int], tensor: StoredTensor, rows: range, skip: int, width: int) -> NDArray[np.uint8]:
+    """Returns `width` bytes from byte `skip` of some rows of a tensor, [rows, width]."""
+    target, in_row = np.empty((len(rows), width), np.uint8), tensor.row_bytes
+    begin = tensor.offset + rows[0] * in_row + skip
+    if width == in_row and rows.step == 1:
+        _read_run(files[tensor.path], target.reshape(-1), begin, tensor)
     else:
-        rows = target.reshape(read.count, read.width)
-        _read_parts(files[source.path], rows, read.begin, read.stride, read)
+        strides = rows.step * in_row, width, 1
+        _read_parts(files[tensor.path], target[:, None], begin, strides, tensor)
+    return target
 
 
-def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
-    view, offset = target.data, read.begin
+def _read_run(descriptor: int, target: NDArray[np.uint8], begin: int, tensor: StoredTensor) -> None:
+    """Fill `target` with the bytes that follow `begin`."""
+    view, offset = target.data, begin
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:
-            raise _truncated(read, offset)
+            raise _truncated(tensor, offset)
         view, offset = view[count:], offset + count
 
 
-def _read_parts(descriptor: int, target: NDArray[np.uint8], begin: int, stride: int, read: PlannedRead) -> None:
-    """Copy rows, or a part of each, that do not lie together, to `target` [rows, width]: they begin `stride` bytes
-    apart from `begin` on. The file's size is checked first: touching a page beyond its end kills the process."""
-    count, width = target.shape
-    element = read.element if read.column_step > 1 else width
-    shape, strides = (count, width // element, element), (stride, read.column_step * element, 1)
+def _read_parts(
+    descriptor: int, target: NDArray[np.uint8], begin: int, strides: tuple[int, int, int], tensor: StoredTensor
+) -> None:
+    """Copy rows, or a part of each, that do not lie together, to `target` [rows, parts, bytes]: in the file they begin
+    at `begin`, with these strides. The file's size is checked first: touching a page beyond its end kills the
+    process."""
+    shape = target.shape
     end = begin + sum((length - 1) * apart for length, apart in zip(shape, strides, strict=True)) + 1
     if (size := os.fstat(descriptor).st_size) < end:
-        raise _truncated(read, size)
+        raise _truncated(tensor, size)
     start = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     with mmap.mmap(descriptor, end - start, prot=mmap.PROT_READ, offset=start) as pages:
         rows = np.ndarray(shape, np.uint8, buffer=pages, offset=begin - start, strides=strides)
-        np.copyto(target.reshape(shape), rows)
+        np.copyto(target, rows)
         del rows  # a map cannot be closed while an array refers to it
 
 
-def _read_pairs(
-    files: Mapping[Path, int], target: NDArray[np.uint8], read: PlannedRead, exponents: StoredTensor
-) -> None:
-    """Make rows of MXFP4 as a GGUF file has them. There a block is an exponent and 16 bytes: values 0 to 15 in their
-    low halves, 16 to 31 in the high ones. Here neighbours share a byte."""
-    block = NIBBLES + 1
-    skipped, blocks, in_row = read.skip // block, read.width // block, read.source.row_bytes // block
-    parts = []
-    for tensor, size in ((read.source, NIBBLES), (exponents, 1)):
-        part = np.empty((read.count, blocks * size), np.uint8)
-        begin = tensor.offset + (read.first * in_row + skipped) * size
-        _read_parts(files[tensor.path], part, begin, read.step * in_row * size, read)
-        parts.append(part.reshape(read.count, blocks, size))
-    pairs, out = parts[0], target.reshape(read.count, blocks, block)
-    even, odd, half = pairs & 15, pairs >> 4, NIBBLES // 2
-    out[:, :, :1] = parts[1]
-    out[:, :, 1::2] = even[:, :, :half] | even[:, :, half:] << 4
-    out[:, :, 2::2] = odd[:, :, :half] | odd[:, :, half:] << 4
-
-
-def _truncated(read: PlannedRead, offset: int) -> CheckpointError:
-    return CheckpointError(f"{read.source.path}: ended at byte {offset} while {read.source.name!r} was read")
+def _truncated(tensor: StoredTensor, offset: int) -> CheckpointError:
+    return CheckpointError(f"{tensor.path}: ended at byte {offset} while {tensor.name!r} was read")

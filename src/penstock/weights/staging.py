@@ -1,11 +1,10 @@
 """Staging buffers: rows lie there between the disk and their packer."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from penstock.kernels import Packer
 
 
 class Staging(Protocol):
@@ -15,8 +14,9 @@ class Staging(Protocol):
         """uint8 [size] on the host, to be filled. Blocks until its last content has been copied."""
         ...
 
-    def put(self, packer: Packer, start: int, rows: Tensor) -> None:
-        """Give `rows`, which lie in the buffer, to their packer. Raises ValueError if the packer does."""
+    def put(self, pack: Callable[..., None], start: int, *rows: Tensor) -> None:
+        """Call `pack(start, *rows)`, a method of a packer, where weights are packed. `rows` lie in the buffer, or in
+        memory of their own. Raises ValueError if the packer does."""
         ...
 
     def close(self) -> None:
@@ -33,8 +33,8 @@ class HostStaging:
     def buffer(self, size: int) -> Tensor:
         return self._buffer[:size]
 
-    def put(self, packer: Packer, start: int, rows: Tensor) -> None:
-        packer.put(start, rows)
+    def put(self, pack: Callable[..., None], start: int, *rows: Tensor) -> None:
+        pack(start, *rows)
 
     def close(self) -> None:
         """Returns at once: `put` has packed everything."""
@@ -63,11 +63,11 @@ class DeviceStaging:
         self._copied[self._current].synchronize()
         return self._buffers[self._current][:size]
 
-    def put(self, packer: Packer, start: int, rows: Tensor) -> None:
+    def put(self, pack: Callable[..., None], start: int, *rows: Tensor) -> None:
         with self._module.stream(self._stream):
-            there = rows.to(self._device, non_blocking=True)
+            there = [each.to(self._device, non_blocking=True) for each in rows]
             self._copied[self._current].record(self._stream)
-            packer.put(start, there)
+            pack(start, *there)
         self._current = 1 - self._current
 
     def close(self) -> None:

@@ -56,7 +56,8 @@ JOINED = (
 def grouped_formats(isa: str) -> dict[str, WeightFormat]:
     """All grouped formats of an instruction set that tests use, by a name."""
     int4 = {f"int4-{group}": int4_format(group) for group in (32, 64, 128)}
-    formats = {"int8": INT8, **int4, **GGUF_FORMATS, **{"+".join(names): format_of(names) for names in JOINED}}
+    joined = {"+".join(names): format_of(GGUF_FORMATS[name] for name in names) for names in JOINED}
+    formats = {"int8": INT8, **int4, **GGUF_FORMATS, **joined}
     return {name: held_as(fmt, isa) for name, fmt in formats.items()}
 
 

@@ -15,7 +15,7 @@ from tests.kernels.triton.device import DEVICE, there
 
 FORMATS: dict[str, WeightFormat] = {
     **GGUF_FORMATS,
-    **{"+".join(names): format_of(names) for names in JOINED},
+    **{"+".join(names): format_of(GGUF_FORMATS[name] for name in names) for names in JOINED},
     **{f"int4-{group}": device_int4(group) for group in (32, 64, 128)},
 }
 

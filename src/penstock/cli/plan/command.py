@@ -18,7 +18,7 @@ from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
 from penstock.cli.prepare import FoundModel, find_model, memory_table
-from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
+from penstock.config import DoesNotFit, Hardware, ModelFacts, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
 from penstock.config.weights import GGUF_FORMATS, weights_bytes
@@ -179,7 +179,7 @@ def _as_json(
     found: FoundModel, resolved: Resolved, splits: list[PlannedSplit], options: list[Choice], devices: Devices
 ) -> dict[str, Any]:
     return {
-        "model": msgspec.to_builtins(model_facts(found.spec)),
+        "model": _facts_json(model_facts(found.spec)),
         "hardware": msgspec.to_builtins(devices),
         "memory": memory_rows(resolved.memory.rows),
         "num_blocks": list(resolved.memory.num_blocks),
@@ -187,3 +187,11 @@ def _as_json(
         "splits": [split_json(found, planned, devices) for planned in splits],
         "settings": {name: {"value": value, "from": source} for name, (value, source) in resolved.provenance.items()},
     }
+
+
+def _facts_json(facts: ModelFacts) -> dict[str, Any]:
+    """Returns the sizes of a model. Codes are called as in the file, and floats ""."""
+    fields: dict[str, Any] = msgspec.to_builtins(facts)
+    for matrix in fields["matrices"]:
+        matrix["stored"] = ["" if codes is None else codes["name"] for codes in matrix["stored"]]
+    return fields

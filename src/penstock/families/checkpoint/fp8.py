@@ -1,79 +1,116 @@
 """Checkpoints whose matrices are FP8 (E4M3), with scales in tensors of their own: a value is a code times its scale."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from penstock.families.checkpoint.stored import CheckpointError, Scales, StoredTensor
+from penstock.config.weights import WeightFormat
+from penstock.families.checkpoint.scheme import SUPPORTED, Decode
+from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FP8 = "F8_E4M3"
 SCALE_TYPES = ("F32", "BF16", "F16")
-Block = tuple[int, int]  # rows and columns that share a scale
 
 _SCALES = ("_scale_inv", "_scale")  # what follows the weight's name
 _OF_ACTIVATIONS = (".input_scale", ".activation_scale")  # what follows the layer's; x is not quantised here
-_SUPPORTED = "fp8, compressed-tensors with float weights of 8 bits, or weights in float32, bfloat16 or float16"
 
 
-def scale_block(config: HFConfig, quantization: HFConfig) -> Block:
-    """The rows and columns that share a scale, by the quantization_config of FP8; (0, 0): each row or tensor has one.
-    Raises UnsupportedModel for other kinds of quantisation."""
-    method = quantization.get("quant_method")
-    if method == "fp8" and quantization.get("fmt") in (None, "e4m3"):
-        return _block(quantization, "weight_block_size")
-    groups = quantization.section("config_groups") if method == "compressed-tensors" else None
-    weights = [groups.section(name) for name in groups.names()] if groups else []
-    weights = [group and group.section("weights") for group in weights]
-    blocks = {_block(each, "block_structure") for each in weights if each and _is_fp8(each)}
-    if not weights or len(blocks) != 1 or not all(each and _is_fp8(each) for each in weights):
-        raise config.unsupported("quantization_config", method, _SUPPORTED)
-    return blocks.pop()
+@dataclass(frozen=True)
+class Fp8:
+    """Reads matrices of FP8. `rows` and `columns` of a matrix share a scale; 0: those of a row or of the tensor do, as
+    the shape of the scales says.
 
+    No format of a CPU holds such codes: those of a group are integers, or 16 values in a table. There they are read as
+    floats, which are rounded to bfloat16, or quantised as the settings say. On a GPU, --quantization fp8 keeps codes
+    whose rows have one scale each; others are quantised anew.
+    """
 
-def with_scales(tensors: Mapping[str, StoredTensor], block: Block | None) -> dict[str, StoredTensor]:
-    """The tensors, those of FP8 with their scales, which are no tensors of the model. Nothing changes without a
-    `block`. Raises CheckpointError for a matrix without scales, and for scales of another shape."""
-    found = dict(tensors)
-    if block is None:
+    rows: int = 0
+    columns: int = 0
+
+    @classmethod
+    def of(cls, config: HFConfig, quantization: HFConfig) -> "Fp8":
+        """Returns the scheme of a quantization_config. Raises UnsupportedModel for other kinds of quantisation."""
+        method = quantization.get("quant_method")
+        if method == "fp8" and quantization.get("fmt") in (None, "e4m3"):
+            return cls._of_block(quantization, "weight_block_size")
+        groups = quantization.section("config_groups") if method == "compressed-tensors" else None
+        weights = [groups.section(name) for name in groups.names()] if groups else []
+        weights = [group and group.section("weights") for group in weights]
+        found = {cls._of_block(each, "block_structure") for each in weights if each and _is_fp8(each)}
+        if not weights or len(found) != 1 or not all(each and _is_fp8(each) for each in weights):
+            raise config.unsupported("quantization_config", method, SUPPORTED)
+        return found.pop()
+
+    @classmethod
+    def _of_block(cls, fields: HFConfig, name: str) -> "Fp8":
+        if fields.get(name) is None:
+            return cls()
+        sizes = fields.integers(name)
+        if len(sizes) != 2 or min(sizes) < 1:
+            raise fields.unsupported(name, sizes, "rows and columns, such as [128, 128]")
+        return cls(*sizes)
+
+    def stored(self, name: str, kind: str) -> WeightFormat | None:
+        return None
+
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            if tensor.dtype != FP8:
+                continue
+            scales = next((found.pop(name + end) for end in _SCALES if name + end in found), None)
+            if scales is None:
+                raise CheckpointError(
+                    f"{tensor.path}: {name!r} is FP8, but there is no {name + _SCALES[0]!r}, its scales"
+                )
+            found[name] = self._joined(tensor, scales)
+            for end in _OF_ACTIVATIONS:
+                found.pop(name.removesuffix(".weight") + end, None)
         return found
-    for name, tensor in tensors.items():
-        if tensor.dtype != FP8:
-            continue
-        scales = next((found.pop(name + end) for end in _SCALES if name + end in found), None)
-        if scales is None:
-            raise CheckpointError(f"{tensor.path}: {name!r} is FP8, but there is no {name + _SCALES[0]!r}, its scales")
-        found[name] = replace(tensor, scales=_scales(tensor, scales, block))
-        for end in _OF_ACTIVATIONS:
-            found.pop(name.removesuffix(".weight") + end, None)
-    return found
+
+    def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
+        import numpy as np  # not at the top: see stored.py
+
+        (scales,) = others
+        blocks = range(part.rows[0] // self.rows, part.rows[-1] // self.rows + 1)
+        factors = _floats(part.read(scales, blocks, 0, scales.row_bytes), scales.dtype)
+        # `take` does not hold Python's lock, as indexing does.
+        rows_of = np.arange(part.rows.start, part.rows.stop, part.rows.step) // self.rows - blocks[0]
+        factors = factors.take(rows_of, 0)
+        if scales.shape[1] > 1:
+            columns = np.arange(part.columns.start, part.columns.stop, part.columns.step)
+            factors = factors.take(columns // self.columns, 1)
+        return Rows(rows.values, factors)
+
+    def _joined(self, tensor: StoredTensor, scales: StoredTensor) -> StoredTensor:
+        """Raises CheckpointError unless there is a scale for each block, for each row, or one for all."""
+        rows, columns = (*tensor.shape, 1)[:2]
+        block = (self.rows, self.columns) if self.rows else (1, columns)
+        if scales.shape in ((), (1,), (1, 1)):
+            block = rows, columns
+        expected = -(-rows // block[0]), -(-columns // block[1])
+        count = expected[0] * expected[1]
+        fits = len(tensor.shape) == 2 and scales.dtype in SCALE_TYPES
+        if not fits or scales.size != count * 4 // (1 if scales.dtype == "F32" else 2):
+            raise CheckpointError(
+                f"{scales.path}: {scales.name!r}, {scales.dtype} {list(scales.shape)}, are no scales of "
+                f"{tensor.name!r} {list(tensor.shape)}; expected {list(expected)} in {', '.join(SCALE_TYPES)}"
+            )
+        return tensor.then(Decode(Fp8(*block), (replace(scales, shape=expected),)))
 
 
 def _is_fp8(weights: HFConfig) -> bool:
     return bool(weights.get("type") == "float" and weights.get("num_bits") == 8)
 
 
-def _block(fields: HFConfig, name: str) -> Block:
-    if fields.get(name) is None:
-        return 0, 0
-    sizes = fields.integers(name)
-    if len(sizes) != 2 or min(sizes) < 1:
-        raise fields.unsupported(name, sizes, "rows and columns, such as [128, 128]")
-    return sizes[0], sizes[1]
-
-
-def _scales(tensor: StoredTensor, scales: StoredTensor, block: Block) -> Scales:
-    """Raises CheckpointError unless there is a scale for each block, for each row, or one for all."""
-    rows, columns = (*tensor.shape, 1)[:2]
-    if scales.shape in ((), (1,), (1, 1)):
-        block = rows, columns
-    elif scales.shape in ((rows,), (rows, 1)) and not block[0]:
-        block = 1, columns
-    expected = (-(-rows // block[0]), -(-columns // block[1])) if block[0] else (rows, 1)
-    count = expected[0] * expected[1]
-    fits = len(tensor.shape) == 2 and scales.dtype in SCALE_TYPES
-    if not fits or scales.size != count * 4 // (1 if scales.dtype == "F32" else 2):
-        raise CheckpointError(
-            f"{scales.path}: {scales.name!r}, {scales.dtype} {list(scales.shape)}, are no scales of {tensor.name!r} "
-            f"{list(tensor.shape)}; expected {list(expected)} in {', '.join(SCALE_TYPES)}"
-        )
-    return Scales(scales, *block)
+def _floats(data: "NDArray[np.uint8]", dtype: str) -> "NDArray[np.float32]":
+    """Numbers of a file as fp32."""
+    if dtype == "BF16":
+        return (data.view("u2").astype("u4") << 16).view("f4")
+    return data.view("f4" if dtype == "F32" else "f2").astype("f4")

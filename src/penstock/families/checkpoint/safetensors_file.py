@@ -36,6 +36,7 @@ ELEMENT_BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
+_SMALL = 8  # values of less than a byte that fill whole bytes together
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -80,7 +81,9 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
         raise CheckpointError(
             f"{path}: tensor {name!r}, {dtype} {str(shape)[:80]}, does not fit its data_offsets: {begin} to {end}"
         )
-    return StoredTensor(name, path, dtype, tuple(shape), start + begin, end - begin)
+    size = ELEMENT_BITS[dtype]
+    block = (1, size // 8) if size >= 8 else (_SMALL, size * _SMALL // 8)
+    return StoredTensor(name, path, dtype, tuple(shape), start + begin, end - begin, block)
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:

@@ -1,7 +1,13 @@
-"""A tensor as a file of a checkpoint stores it, in any format."""
+"""A tensor as a file of a checkpoint stores it, in any format, and what is done to its rows while they are read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # steps import NumPy when they run: `penstock plan` starts without it
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class CheckpointError(ValueError):
@@ -9,13 +15,34 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file: `size` bytes from `offset` of `path`, row-major. With `exponents`, rows are made of these
-    bytes and of another tensor's: `size` is then that of the rows. With `scales`, values are multiplied by these.
+class Rows:
+    """Rows that were read: [rows, columns] as the steps of their tensor made them, at first the file's bytes."""
 
-    With `rotary_dim`, rows are in llama.cpp's order for rope: row (head, i, s) here is row (head, s, i) of the
-    parameter, for i below rotary_dim / 2 and s below 2.
-    """
+    values: "NDArray[Any]"
+    # fp32, for each row [rows, 1] or for each value: codes of FP8 are multiplied by them.
+    scales: "NDArray[np.float32] | None" = None
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """The part of a tensor that is read at once."""
+
+    rows: range
+    columns: range
+    # Reads some rows of another tensor: (tensor, rows, the first byte of each, bytes of each) to uint8 [rows, bytes].
+    read: "Callable[[StoredTensor, range, int, int], NDArray[np.uint8]]"
+
+
+class RowStep(Protocol):
+    """Changes rows between their file and their packer. Several threads call it at once."""
+
+    def __call__(self, rows: Rows, part: ReadPart) -> Rows: ...
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: `size` bytes from `offset` of `path`, row-major. `steps` turn its bytes into rows of `dtype`,
+    in this order. Without steps the bytes are such rows."""
 
     name: str  # in the file
     path: Path
@@ -23,11 +50,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     size: int
-    rotary_dim: int = 0
-    shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
-    logarithm: bool = False  # values are log(-x) of the file's, which are F32: it has -exp(A_log) of layers with states
-    exponents: "StoredTensor | None" = None  # of a pair of tensors that are one of MXFP4: see stacks.py
-    scales: "Scales | None" = None  # of codes of FP8: see fp8.py
+    block: tuple[int, int]  # values of a row that cannot be divided, and their bytes in the file
+    steps: tuple[RowStep, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -39,16 +63,47 @@ class StoredTensor:
         """Bytes of one entry along dimension 0, which must not be empty."""
         return self.size // self.rows
 
+    def bytes_of(self, columns: int) -> int:
+        """Returns the bytes of the first columns of a row. Raises CheckpointError if they end within a block."""
+        values, size = self.block
+        if columns % values:
+            raise CheckpointError(
+                f"{self.path}: {self.name} is {self.dtype}, whose blocks of {values} values cannot be divided at "
+                f"column {columns}: use fewer ranks (--tensor-parallel-size)"
+            )
+        return columns // values * size
+
     def entries(self) -> "list[StoredTensor]":
         """Each entry along dimension 0, which must not be empty."""
         size = self.row_bytes
         return [replace(self, shape=self.shape[1:], offset=self.offset + i * size, size=size) for i in range(self.rows)]
 
+    def then(self, *steps: RowStep) -> "StoredTensor":
+        """Returns the tensor with further steps."""
+        return replace(self, steps=(*self.steps, *steps))
+
 
 @dataclass(frozen=True)
-class Scales:
-    """A tensor with a scale for each block of so many rows and columns of another tensor, row-major."""
+class Shift:
+    """Adds a number to F32 values: llama.cpp writes Gemma's norms with 1 added."""
 
-    tensor: StoredTensor
-    rows: int
-    columns: int
+    by: float
+    what = "norms with 1 added"  # has it, for errors
+
+    def __call__(self, rows: Rows, part: ReadPart) -> Rows:
+        return Rows(rows.values.view("f4") + self.by)
+
+
+@dataclass(frozen=True)
+class Logarithm:
+    """Computes log(-x) of F32 values: llama.cpp writes -exp(A_log) of layers with states."""
+
+    what = "decays of states"
+
+    def __call__(self, rows: Rows, part: ReadPart) -> Rows:
+        import numpy as np  # not at the top: see there
+
+        return Rows(np.log(-rows.values.view("f4").astype("f8")).astype("f4"))  # its bits are those of any machine
+
+
+F32_ONLY = (Shift, Logarithm)  # steps that need values of F32

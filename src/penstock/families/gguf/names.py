@@ -2,13 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
-from penstock.families.spec import ModelSpec, Parameter
-from penstock.gguf import GgufFile
-
-_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _GATE_UP = ".experts.{}.gate_up_proj."
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z][a-z0-9_.]*?)(?:\.(weight|bias))?")
 
@@ -309,23 +305,3 @@ def is_interleaved(architecture: str, name: str) -> bool:
     """Whether a tensor of a GGUF file has its rows in the order of interleaved rope."""
     match = _LAYER.fullmatch(name)
     return architecture in INTERLEAVED and match is not None and match[2] in ("attn_q", "attn_k")
-
-
-def with_stored_types(spec: ModelSpec, file: GgufFile) -> ModelSpec:
-    """The spec, whose sources name the types of those tensors that hold codes."""
-    architecture = str(file.metadata.get("general.architecture"))
-    types = {
-        name: tensor.type
-        for tensor in file.tensors.values()
-        for name in halves(hf_tensor_name(architecture, tensor.name))
-    }
-
-    def typed(parameter: Parameter) -> Parameter:
-        kinds = [types.get(_EXPERT.sub("{}", source.name)) for source in parameter.sources]
-        sources = (
-            replace(source, stored=kind.name if kind and kind.quantized else "")
-            for source, kind in zip(parameter.sources, kinds, strict=True)
-        )
-        return replace(parameter, sources=tuple(sources))
-
-    return replace(spec, parameters=tuple(typed(parameter) for parameter in spec.parameters))

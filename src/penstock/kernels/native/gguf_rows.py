@@ -5,14 +5,14 @@ from numpy.typing import NDArray
 
 from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.native.loader import instruction_sets, native_library
-from penstock.kernels.native.packer import STORED
+from penstock.kernels.native.packer import FILE_TYPES
 
 
 def number_of(dtype: str) -> int:
     """The number of a type of GGUF in Stored of cpp/pack.h."""
     if dtype not in GGUF_FORMATS:
         raise ValueError(f"type {dtype}: native code reads {', '.join(GGUF_FORMATS)}")
-    return STORED.index(dtype)
+    return FILE_TYPES.index(dtype)
 
 
 def dequantize(dtype: str, data: NDArray[np.uint8], rows: int, k: int) -> NDArray[np.float32]:

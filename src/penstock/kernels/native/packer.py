@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.config.weights import GGUF_FORMATS, WeightFormat, cpu_format
+from penstock.config.weights import GGUF_FORMATS, Stored, WeightFormat, cpu_format
 from penstock.kernels.native.layout import Layout, native_format
 from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 
-STORED = ("F32", "BF16", "F16", *GGUF_FORMATS)  # element types in files, in the order of Stored in cpp/pack.h
+FILE_TYPES = ("F32", "BF16", "F16", *GGUF_FORMATS)  # of elements in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 _NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 
@@ -35,12 +35,12 @@ class NativePacker:
         self._check(start, rows, self._layout.k)
         self._pack(start, rows, _NAMES[str(rows.dtype)])
 
-    def put_stored(self, start: int, rows: "Tensor", stored: str) -> None:
+    def put_stored(self, start: int, rows: "Tensor", dtype: str) -> None:
         """Like `put`, for rows as a GGUF file holds them: uint8 [rows, bytes of a row]."""
         self._check(start, rows, rows.shape[1])
-        self._pack(start, rows, stored)
+        self._pack(start, rows, dtype)
 
-    def jobs(self, start: int, count: int, stored: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
+    def jobs(self, start: int, count: int, dtype: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
         """Jobs that pack `count` rows of an element type from row `start` on, one for each expert, as (first of these
         rows, job). The rows are `row_stride` bytes apart. The caller sets their address."""
         layout, done = self._layout, 0
@@ -53,7 +53,7 @@ class NativePacker:
                 for whole in self._parts.values()
             )
             matrix = Matrix(*parts, layout.n, layout.k, native_format(layout.format))
-            yield done, PackJob(None, row_stride, matrix, first, of_it, STORED.index(stored), layout.gated)
+            yield done, PackJob(None, row_stride, matrix, first, of_it, FILE_TYPES.index(dtype), layout.gated)
             done += of_it
 
     def _check(self, start: int, rows: "Tensor", width: int) -> None:
@@ -62,9 +62,9 @@ class NativePacker:
         if rows.shape[1:] != (width,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
             raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {layout.k}]")
 
-    def _pack(self, start: int, rows: "Tensor", stored: str) -> None:
+    def _pack(self, start: int, rows: "Tensor", dtype: str) -> None:
         stride = rows.shape[1] * rows.itemsize
-        for first, job in self.jobs(start, len(rows), stored, stride):
+        for first, job in self.jobs(start, len(rows), dtype, stride):
             job.rows = rows.data_ptr() + first * stride
             if bad := pack_rows(job):
                 raise ValueError(cannot_quantise(bad))
@@ -86,13 +86,13 @@ class SectionPacker:
         packer, first = section_at(self._sections, start)
         packer.put(first, rows)
 
-    def put_stored(self, start: int, rows: "Tensor", stored: str) -> None:
+    def put_stored(self, start: int, rows: "Tensor", dtype: str) -> None:
         packer, first = section_at(self._sections, start)
-        packer.put_stored(first, rows, stored)
+        packer.put_stored(first, rows, dtype)
 
-    def jobs(self, start: int, count: int, stored: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
+    def jobs(self, start: int, count: int, dtype: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
         packer, first = section_at(self._sections, start)
-        return packer.jobs(first, count, stored, row_stride)
+        return packer.jobs(first, count, dtype, row_stride)
 
     def finish(self) -> "SectionedWeight":
         from penstock.kernels.native.packing import SectionedWeight
@@ -122,7 +122,7 @@ class NativePacking:
         shape: tuple[int, ...],
         kind: str,
         experts: int = 1,
-        sections: Sequence[tuple[int, Sequence[str]]] = (),
+        sections: Sequence[tuple[int, Stored]] = (),
         *,
         sensitive: bool = False,
     ) -> NativePacker | SectionPacker:

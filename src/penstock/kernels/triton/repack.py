@@ -13,14 +13,14 @@ from penstock.kernels.triton.weights import CodedWeight, pack_codes
 WORD = 4  # bytes of a column in a line
 
 
-def put_stored(weight: CodedWeight, start: int, rows: Tensor, stored: str) -> None:
+def put_stored(weight: CodedWeight, start: int, rows: Tensor, dtype: str) -> None:
     """Write rows of a GGUF type, uint8 [count, bytes of a row] on the CPU, into the weight from row `start` on. Several
     threads may call at once, each with rows of its own.
 
     ValueError for rows of another width, and if a scale is not finite or not exact in the weight's format.
     """
     packer = NativePacker((len(rows), weight.k), weight.format, gated=False, memory=WeightMemory())
-    packer.put_stored(0, rows, stored)
+    packer.put_stored(0, rows, dtype)
     packed, part = packer.finish(), slice(start, start + len(rows))
     assert packed.scales is not None
     weight.codes[:, part] = pack_codes(_codes(packed, weight.codes.device), weight.format)

@@ -155,6 +155,18 @@ def write_rows(weight: QuantizedWeight | CodedWeight, start: int, rows: Tensor) 
     weight.scales[part] = scales
 
 
+def write_fp8_rows(weight: QuantizedWeight | CodedWeight, start: int, codes: Tensor, scales: Tensor) -> None:
+    """`write_rows` for codes of E4M3, uint8 [count, k], times a scale for each row, fp32 [count]. A weight of FP8 keeps
+    them. A row with NaN gets a scale that is not finite."""
+    values = codes.view(torch.float8_e4m3fn)
+    if isinstance(weight, QuantizedWeight) and weight.values.dtype == values.dtype:
+        part = slice(start, start + len(codes))
+        weight.values[part] = values
+        weight.scales[part] = scales.masked_fill((codes & 127 == 127).any(1), torch.nan)
+    else:
+        write_rows(weight, start, values.float() * scales[:, None])
+
+
 def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | CodedWeight:
     """Quantise a dense weight [n, k] with its bias [n], on its device."""
     packed = empty_weight(weight.shape[0], weight.shape[1], scheme, group, weight.device)

@@ -14,6 +14,7 @@ from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
 from penstock.models.module_graphs import NormParts
 from penstock.models.packed_modules import MlpForward, ModulePacking, PackedEmbedding, PackedLinear
+from penstock.models.product import Product
 from penstock.models.traced.graph import (
     AttentionNode,
     InputNode,
@@ -74,7 +75,7 @@ class TracedBody:
         nodes = _with_sums_in_products(nodes)
         self._joined = {node: self._join(node) for node in nodes if isinstance(node, AttentionNode)}
         self._rotaries = {node.rotary for node in self._joined}
-        self.nbytes: int = sum(weight.packed.nbytes for weight in self._joined.values()) + packing.pack(kernels)
+        self.nbytes: int = sum(weight.product.nbytes for weight in self._joined.values()) + packing.pack(kernels)
         self._ops: list[tuple[_Op, tuple[int, ...], Sequence[int]]] = []
         place = {node: i for i, node in enumerate(nodes)}
         last_use = {source: i for i, node in enumerate(nodes) for source in node.inputs}
@@ -108,7 +109,7 @@ class TracedBody:
             ]
             bias = torch.cat(biases).detach()[rows]
         weight = torch.cat([linear.weight.detach() for linear in node.projections])[rows]
-        together, first = PackedLinear(self._kernels.linear, weight, bias), 0
+        together, first = PackedLinear(self._kernels, weight, bias), 0
         for linear in node.projections:
             parent, name = self._places[linear]
             setattr(parent, name, PackedRows(together, rows.argsort()[first : first + linear.out_features]))
@@ -122,14 +123,16 @@ class TracedBody:
             return (lambda run: run.step.token_ids, lambda run: run.step.positions)[node.place]
         if isinstance(node, RowsNode):
             table = self._table(model, node.module)
-            return lambda run, ids: kernels.linear.rows(ids, table, 1.0, self._dtype)
+            return lambda run, ids: table.rows(ids, 1.0, self._dtype)
         if isinstance(node, NormNode):
             return _norm(kernels, node.norm)
         if isinstance(node, ProductNode):
-            weight = self._now(model, node.module).packed
-            return lambda run, x, residual=None: kernels.linear(x, weight, residual)
+            now = self._now(model, node.module)
+            assert isinstance(now, PackedLinear), "`check_packable` has let it pass"
+            product = now.product
+            return lambda run, x, residual=None: product(x, residual)
         if isinstance(node, MlpNode):
-            return _mlp(kernels, vars(self._now(model, node.module))["forward"])
+            return _mlp(vars(self._now(model, node.module))["forward"])
         if isinstance(node, AttentionNode):
             return self._attention(node)
         if isinstance(node, TorchNode):
@@ -138,7 +141,7 @@ class TracedBody:
         return lambda run, x, y: kernels.rms_norm(x, y, ones, 1.0, 0.0)[1]  # the norm's kernel also gives the sum
 
     def _attention(self, node: AttentionNode) -> _Op:
-        kernels, weight = self._kernels, self._joined[node].packed
+        kernels, product = self._kernels, self._joined[node].product
         norm, kind, eps = _head_norm(node)
         heads, rotary, layer, group = node.sizes[0], node.rotary, node.call.layer, self._groups[node.call.layer]
         scale, softcap, sinks = node.call.scale, node.call.softcap, node.call.sinks
@@ -146,7 +149,7 @@ class TracedBody:
         def attend(run: _StepValues, x: Tensor) -> Tensor:
             given, cache = run.step.groups[group], run.caches[layer]
             where = cache.keys, cache.values, given.blocks, given.offsets
-            qkv, rotation = kernels.linear(x, weight), run.rotations[rotary]
+            qkv, rotation = product(x), run.rotations[rotary]
             query = kernels.attention.store(qkv, heads, norm, rotation, *where, eps, 0.0, norm=kind)
             pages = cache.keys, cache.values, given.attention
             attended = kernels.attention(query, *pages, scale, softcap=softcap, sinks=sinks)
@@ -158,16 +161,16 @@ class TracedBody:
         """The module that is now where a traced one was."""
         return model.get_submodule(self._names[module])
 
-    def _table(self, model: nn.Module, embedding: nn.Embedding) -> Any:
-        """The packed weight of an embedding."""
+    def _table(self, model: nn.Module, embedding: nn.Embedding) -> Product:
+        """The product that has the weight of an embedding."""
         now = self._now(model, embedding)
         if not isinstance(now, PackedEmbedding):
-            packed = PackedLinear(self._kernels.linear, embedding.weight.detach(), None)
-            self.nbytes += packed.packed.nbytes
+            packed = PackedLinear(self._kernels, embedding.weight.detach(), None)
+            self.nbytes += packed.product.nbytes
             parent, name = self._places[embedding]
             now = PackedEmbedding(packed)
             setattr(parent, name, now)
-        return now.head.packed
+        return now.head.product
 
 
 def check_packable(
@@ -205,10 +208,9 @@ def _norm(kernels: Kernels, norm: NormParts) -> _Op:
     return lambda run, x: kernels.rms_norm(x, None, norm.weight, norm.eps, 0.0)[0]
 
 
-def _mlp(kernels: Kernels, forward: MlpForward) -> _Op:
-    first, activated = forward.up.packed, kernels.linear.gated if forward.mlp.gate else kernels.linear.activated
-    down, activation = forward.down.packed, forward.mlp.activation
-    return lambda run, x, residual=None: kernels.linear(activated(x, first, activation), down, residual)
+def _mlp(forward: MlpForward) -> _Op:
+    up, down, activation = forward.up.product, forward.down.product, forward.mlp.activation
+    return lambda run, x, residual=None: down(up.activated(x, activation), residual)
 
 
 def _other(kernels: Kernels, module: nn.Module) -> _Op:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from penstock.kernels import Kernels
 from penstock.models.attention import LayerCache
 from penstock.models.decoder import StepInput
-from penstock.models.packed_modules import ModulePacking
+from penstock.models.packed_modules import ModulePacking, PackedLinear
 from penstock.models.traced.body import TracedBody, check_packable
 from penstock.models.traced.graph import GraphReader, NotRecognised, ProductNode, TorchNode
 from penstock.models.traced.rotary import rotations_of
@@ -66,10 +66,11 @@ class TracedDecoder:
         check_packable(model, [*nodes, above[1]], packing, len(groups), dtype)
         # The classes of modules that torch computes.
         self.by_torch = sorted({type(node.module).__name__ for node in nodes if isinstance(node, TorchNode)})
-        self._kernels = kernels
         self._body = TracedBody(model, nodes, packing, kernels, groups, dtype)
         self.nbytes = self._body.nbytes
-        self._head = model.get_submodule(head_name).packed
+        packed_head = model.get_submodule(head_name)
+        assert isinstance(packed_head, PackedLinear), "`check_packable` has let it pass"
+        self._head = packed_head.product
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
         """Returns the last hidden states, normed. Writes keys and values to `caches`."""
@@ -77,7 +78,7 @@ class TracedDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """As Decoder.logits."""
-        return self._kernels.linear.logits(states, self._head)
+        return self._head.logits(states)
 
 
 @contextmanager

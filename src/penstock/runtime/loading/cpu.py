@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig, Place, detect_hardware, format_bytes, memory_table, size_memory, stored_as
+from penstock.config.weights import Stored, codes_of
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
@@ -108,19 +109,19 @@ def _memory(
 
 def _warn_without_effect(config: EngineConfig, whole: ModelSpec, isa: str) -> None:
     """Logs a warning if --quantization finds no matrix to quantise."""
-    types = _stored(whole)
-    if config.quantization != "none" and all(map(all, types)):
+    stored = _stored(whole)
+    if config.quantization != "none" and all(map(codes_of, stored)):
         logger.warning(
             "--quantization %s has no effect: %s has no matrix of floats, %s",
             config.quantization,
             Path(config.model).name,
-            stored_as(config, isa, types),
+            stored_as(config, isa, stored),
         )
 
 
-def _stored(spec: ModelSpec) -> list[tuple[str, ...]]:
-    """Returns the GGUF types of each section of a matrix that may be quantised."""
-    return [types for p in spec.parameters if p.kind not in ("vector", "router") for _, types in p.sections]
+def _stored(spec: ModelSpec) -> list[Stored]:
+    """Returns the codes of each section of a matrix that may be quantised."""
+    return [stored for p in spec.parameters if p.kind not in ("vector", "router") for _, stored in p.sections]
 
 
 def _log_states(spec: ModelSpec, config: EngineConfig, pages: KVPages) -> None:

@@ -116,7 +116,7 @@ def test_types_in_one_matrix_have_the_values_of_gguf(stored: tuple[str, ...], ga
         for k in WIDTHS:
             sizes = [24] * len(order) if gated else [19, 8, 26][: len(order)]
             data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(order, sizes, strict=True))]
-            weight = packed(order, data, k, format_of(order), gated=gated)
+            weight = packed(order, data, k, format_of(GGUF_FORMATS[name] for name in order), gated=gated)
             want = np.concatenate([reference(name, rows) for name, rows in zip(order, data, strict=True)])
             np.testing.assert_array_equal(values_of(weight), want)
             np.testing.assert_array_equal(unpacked(weight).values()[:, :k], want)
@@ -127,7 +127,7 @@ def test_scales_by_column_are_rounded_to_fp16(stored: tuple[str, ...]) -> None:
     """Codes stay as they are. A column's power of two is of its largest scale, so the smallest may become denormals."""
     sizes, k = [19, 8, 26][: len(stored)], 768
     data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(stored, sizes, strict=True))]
-    fmt = format_of(stored)
+    fmt = format_of(GGUF_FORMATS[name] for name in stored)
     weight, whole = (packed(stored, data, k, each) for each in (held_as(fmt, "amx"), fmt))
     assert torch.equal(weight.lines, whole.lines)
     got, want = unpacked(weight), unpacked(whole)
@@ -157,7 +157,7 @@ def test_a_row_of_zeros_has_a_power_of_one() -> None:
 def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
     sizes, k = [19, 8, 26][: len(stored)], 512
     data = [blocks_of(name, n, k, seed=i) for i, (name, n) in enumerate(zip(stored, sizes, strict=True))]
-    sections = [(n, (name,)) for name, n in zip(stored, sizes, strict=True)]
+    sections = [(n, (GGUF_FORMATS[name],)) for name, n in zip(stored, sizes, strict=True)]
     packer = NativePacking("bfloat16", "none", 32, "avx2")((sum(sizes), k), "matrix", sections=sections)
     for i in reversed(range(len(stored))):
         start = sum(sizes[:i])
@@ -181,7 +181,7 @@ def test_sections_are_packed_each_as_alone(stored: tuple[str, ...]) -> None:
 def test_any_two_types_join_without_loss() -> None:
     for stored in itertools.combinations(TYPES, 2):
         data = [blocks_of(name, 3, 512) for name in stored]
-        weight = packed(stored, data, 512, format_of(stored))
+        weight = packed(stored, data, 512, format_of(GGUF_FORMATS[name] for name in stored))
         want = np.concatenate([reference(name, rows) for name, rows in zip(stored, data, strict=True)])
         np.testing.assert_array_equal(values_of(weight), want, err_msg="+".join(stored))
 
@@ -192,7 +192,7 @@ def test_experts_have_the_values_of_gguf(stored: tuple[str, ...], gated: bool) -
     experts, n, k = 4, 2 * 9, 512
     of_each = experts // len(stored) * n  # types may differ from expert to expert
     data = [blocks_of(name, of_each, k, seed=i) for i, name in enumerate(stored)]
-    weight = packed(stored, data, k, format_of(stored), gated=gated, experts=experts)
+    weight = packed(stored, data, k, format_of(GGUF_FORMATS[name] for name in stored), gated=gated, experts=experts)
     want = np.concatenate([reference(name, rows) for name, rows in zip(stored, data, strict=True)])
     assert weight.count == experts
     np.testing.assert_array_equal(values_of(weight), want)
@@ -237,7 +237,8 @@ def test_rows_with_a_scale_that_is_not_finite_are_refused(stored: str, half: int
         data = blocks_of(stored, 20, 512)
         for row in (3, 17):
             data[row, -size + place : data.shape[1] - size + place + 2] = np.array([half], "<u2").view(np.uint8)
-        for fmt in (GGUF_FORMATS[stored], format_of((stored, "Q4_1", "Q6_K")), held_as(GGUF_FORMATS[stored], "amx")):
+        wider = format_of(GGUF_FORMATS[name] for name in (stored, "Q4_1", "Q6_K"))
+        for fmt in (GGUF_FORMATS[stored], wider, held_as(GGUF_FORMATS[stored], "amx")):
             with pytest.raises(ValueError, match=r"^2 rows hold infinity or NaN"):
                 packed_at_once(stored, data, 512, fmt)
 

@@ -238,7 +238,7 @@ def test_the_native_provider_packs_and_others_keep_tensors() -> None:
     assert packing((32, 64), "vocabulary").finish().format == held_as(INT8, isa)
     assert packing((32, 64), "gated").finish().gated
     assert packing((32, 64), "router").finish().format == BF16
-    assert packing((32, 64), "gated", sections=[(32, ("Q4_K",))]).finish().format == GROUPED["Q4_K"]
+    assert packing((32, 64), "gated", sections=[(32, (GGUF_FORMATS["Q4_K"],))]).finish().format == GROUPED["Q4_K"]
     assert packing((32, 64), "gated", 2).finish().count == 2
     for isa, fmt in (("avx2", INT16), ("avx512", INT16), ("avx512_bf16", BF16), ("amx", BF16)):
         packing = select_packing(Platform("cpu", "AVX2", isa), Needs(torch.bfloat16))

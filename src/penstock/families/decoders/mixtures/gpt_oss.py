@@ -46,5 +46,5 @@ def gpt_oss(config: HFConfig) -> ModelSpec:
         windows,
         max_position=131_072,
         eps=("rms_norm_eps", 1e-5),
-        experts=replace(_NAMES, transposed=not quantized, stored="MXFP4" if quantized else ""),
+        experts=replace(_NAMES, transposed=not quantized),
     )
