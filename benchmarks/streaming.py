@@ -154,10 +154,10 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, processe
 
 async def run_supervisor(client: Any, path: str, port: int, grpc_port: int, processes: int) -> None:
     from penstock.cli.address import bind, listen
-    from penstock.cli.prepare import AnswerSettings
     from penstock.cli.serving.api_process import ApiStart
     from penstock.cli.serving.supervisor import Supervisor, shared_port
     from penstock.config import ServerConfig
+    from penstock.prepare.model import AnswerSettings
 
     sockets = shared_port(bind("127.0.0.1", port), processes)
     for sock in sockets:

@@ -24,9 +24,6 @@ from penstock.api.outputs import (
 )
 from penstock.api.params import SamplingParams
 from penstock.api.vllm_arguments import GPU_ONLY, without_vllms
-from penstock.cli.device import detect_device
-from penstock.cli.engine import verified
-from penstock.cli.prepare import find_given, prepare_found, read_given, served_model
 from penstock.config.wrong_setting import LIBRARY
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
@@ -38,6 +35,10 @@ from penstock.frontend.rerank import classify, score
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineInfo
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.prepare.device import detect_device
+from penstock.prepare.engine import verified
+from penstock.prepare.model import find_given, prepare_found, read_given
+from penstock.prepare.served import served_model
 from penstock.text import Tokenizer
 from penstock.weights.manifest import ManifestCheck
 

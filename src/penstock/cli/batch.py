@@ -16,15 +16,16 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file
-from penstock.cli.prepare import PreparedModel, find_model, prepare_found, served_model
 from penstock.frontend.jobs.lines import PATHS, AnswerLine, BatchLine, read_line, write_line
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.observe.reporting import reporting
+from penstock.prepare.engine import own_engine
+from penstock.prepare.files import check_file
+from penstock.prepare.model import PreparedModel, find_model, prepare_found
+from penstock.prepare.served import served_model
 
 MAX_REQUESTS = 10_000_000
 MAX_LINE = 16 << 20  # bytes

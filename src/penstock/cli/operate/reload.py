@@ -8,24 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.cli.device import detect_device
-from penstock.cli.engine import verified
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.prepare import (
-    FoundModel,
-    PreparedModel,
-    find_given,
-    prepare_found,
-    read_given,
-    served_model,
-    text_digest,
-)
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.engine.link.ipc import spawn
 from penstock.engine.processors import running_on
 from penstock.messages import EngineClient, EngineInfo
 from penstock.observe.processes import usage
+from penstock.prepare.device import detect_device
+from penstock.prepare.engine import verified
+from penstock.prepare.model import FoundModel, PreparedModel, find_given, prepare_found, read_given
+from penstock.prepare.served import served_model, text_digest
 from penstock.text import Tokenizer
 from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck

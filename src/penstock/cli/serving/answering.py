@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.cli.checks import check_tls
 from penstock.config import ServerConfig
 from penstock.engine.processors import keep_off
 from penstock.frontend import RequestLimits, ServedModel, create_app
@@ -16,6 +15,7 @@ from penstock.frontend.siblings import Siblings
 from penstock.frontend.versions.reloads import Prepare
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
+from penstock.prepare.checks import check_tls
 from penstock.version import __version__
 
 SWITCH_SECONDS = 0.0005  # that a worker thread holds the interpreter while the event loop waits; the default is 5 ms

@@ -17,7 +17,6 @@ import msgspec
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from penstock.cli.prepare import AnswerSettings, served_model
 from penstock.cli.serving.answering import Answering
 from penstock.engine.child import die_with_parent
 from penstock.engine.link.mux import Mux
@@ -30,6 +29,8 @@ from penstock.frontend.serving import Serving
 from penstock.messages import EngineError
 from penstock.observe.logs import configure_logging
 from penstock.observe.metrics import Metrics
+from penstock.prepare.model import AnswerSettings
+from penstock.prepare.served import served_model
 from penstock.text import Tokenizer
 
 

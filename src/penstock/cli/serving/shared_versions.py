@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.cli.operate.reload import LoadedVersion, Reloader
-from penstock.cli.prepare import fingerprint_of
 from penstock.cli.serving.api_process import ApiStart, NewVersion
 from penstock.cli.serving.process_slot import ProcessSlot
 from penstock.engine.client import StreamingClient
@@ -23,6 +22,7 @@ from penstock.frontend.versions.series import Series
 from penstock.messages import EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.metrics import Metrics
+from penstock.prepare.served import fingerprint_of
 
 _log = logging.getLogger("penstock.serving")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.cli.checks import check_tls
 from penstock.cli.operate.reload import Reloader
 from penstock.cli.serving.api_process import ApiStart, ReloadReply
 from penstock.cli.serving.process_slot import ProcessSlot
@@ -32,6 +31,7 @@ from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts, add
 from penstock.observe.metrics import Metrics
 from penstock.observe.processes import usage_of_one
+from penstock.prepare.checks import check_tls
 
 MARGIN_SECONDS = 5.0  # beyond the time to drain, after which an API process is killed
 
