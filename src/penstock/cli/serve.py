@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.config import Given
     from penstock.engine.client import StreamingClient
-    from penstock.frontend.serving import Serving
+    from penstock.frontend.versions.serving import Serving
     from penstock.prepare.model import PreparedModel
 
 OPEN_FILES = 65536  # that the server may have, if the hard limit allows it
@@ -122,8 +122,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.machine import cost_model
-        from penstock.cli.operate.reload import LoadedVersion, Reloader
+        from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
+        from penstock.frontend import Serving
         from penstock.observe.metrics import Metrics
         from penstock.prepare.served import served_model
         from penstock.text import Tokenizer
@@ -146,14 +147,17 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     if start.grpc_sock is not None:
         grpc = _address(start.grpc_sock)
         start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
-    answering = Answering(prepared.path, served, server, metrics, reloader.prepare, grpc)
+    serving = Serving(
+        served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
+    )
+    answering = Answering(serving, server, metrics, grpc)
 
     def ready() -> None:
         if served.thinking_budget is not None and served.chat_format.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log_start(prepared, client.info, start.sock, grpc, answering.tls, start.began)
 
-    sleeping = asyncio.create_task(_sleep_when_unused(answering.app.serving, server.sleep_after))
+    sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after))
     try:
         await answering.run(start.sock, ready)
     finally:
@@ -165,7 +169,6 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
 
     from penstock.cli.machine import cost_model
     from penstock.cli.operate.reload import LoadedVersion, Reloader
-    from penstock.engine.processors import keep_off
     from penstock.prepare.checks import check_tls
 
     prepared = start.prepared
@@ -180,8 +183,7 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
         log_start(prepared, client.info, start.sock, grpc, check_tls(prepared.resolved.server), start.began)
 
     costs = cost_model(prepared, prepared.hardware)
-    with keep_off(client.info.cpu):
-        await supervisor.run(client, costs, dropped_lines, ready, reloader)
+    await supervisor.run(client, costs, dropped_lines, ready, reloader)
 
 
 def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":

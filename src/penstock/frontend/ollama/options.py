@@ -16,7 +16,6 @@ from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reasoning import reasoning_variables, thinking_variables
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options, stop_strings
-from penstock.frontend.served import ServedModel
 
 SAMPLING_NAMES = {  # Ollama's name: that of SamplingParams
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
@@ -24,9 +23,9 @@ SAMPLING_NAMES = {  # Ollama's name: that of SamplingParams
 }
 
 
-def check_model(model: ServedModel, name: str) -> None:
-    """Raises APIError 404 for another model than the served one. Ollama's clients add the tag `latest`."""
-    model.check_name(name.removesuffix(":latest"))
+def bare_name(name: str) -> str:
+    """A model's name as commands take it: Ollama's clients add the tag `latest`."""
+    return name.removesuffix(":latest")
 
 
 def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOptions:
