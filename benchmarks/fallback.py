@@ -27,8 +27,8 @@ from results import CORES, parser, write
 from penstock.bench.offline import run_items
 from penstock.bench.workload import WorkloadRequest
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
-from penstock.cli.engine import own_engine
 from penstock.messages import EngineClient
+from penstock.prepare.engine import own_engine
 from penstock.weights.packaged import embedded_model
 
 SIZES: dict[str, Any] = {

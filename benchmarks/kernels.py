@@ -14,9 +14,10 @@ from results import CORES, JSON, run_command, save
 from rich.console import Console
 
 from penstock.bench.roofline import measure
-from penstock.cli.output import check_file, show_table
+from penstock.cli.output import show_table
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
+from penstock.prepare.files import check_file
 
 COLUMNS = (
     ("op", "op"),

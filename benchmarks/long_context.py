@@ -21,11 +21,11 @@ from op_timing.step_timer import StepBreakdown, StepTimer, longest_sequence
 from results import parser, write
 
 from penstock.bench.roofline import MachineProbe, MachineRates, average
-from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
 from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
+from penstock.prepare.model import prepare
 from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.runner import ModelRunner
 

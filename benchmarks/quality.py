@@ -30,7 +30,8 @@ from results import JSON, run_command, save
 from penstock.bench.quality import Score
 from penstock.cli.bench.quality import QualityOptions
 from penstock.cli.bench.quality import quality as bench_quality
-from penstock.cli.output import check_file, show_table
+from penstock.cli.output import show_table
+from penstock.prepare.files import check_file
 
 PEERS = Path(__file__).parent / "peers"
 # Prints the folder of the package's file. Importing the package would need others.

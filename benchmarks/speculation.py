@@ -34,10 +34,10 @@ from results import parser, save, write
 
 from penstock.bench.workload import random_prompt
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
-from penstock.cli.prepare import PreparedModel
 from penstock.engine.launch import launch
 from penstock.engine.processors import keep_off
 from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
+from penstock.prepare.model import PreparedModel
 from penstock.text import Tokenizer
 
 PAUSE = 0.1  # seconds before a run: the other engine's native threads spin for about 1 ms after a step, then sleep

@@ -19,8 +19,9 @@ from rich.console import Console
 from penstock.bench.roofline import MachineRates, measure
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.options import ENGINE, Flags, takes
-from penstock.cli.output import check_file, show_table, write_file
+from penstock.cli.output import show_table, write_file
 from penstock.config import EngineConfig, stored_as
+from penstock.prepare.files import check_file
 from penstock.runtime.loading.cpu import load_cpu_runner
 
 COLUMNS = (

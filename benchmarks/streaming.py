@@ -115,7 +115,7 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, processe
     from penstock.cli.address import bind, listen
     from penstock.config import EngineConfig, ServerConfig
     from penstock.engine.link.ipc import spawn
-    from penstock.frontend import ServedModel, create_app, serve
+    from penstock.frontend import ModelRegistry, ServedModel, Serving, create_app, serve
     from penstock.observe.metrics import Metrics
     from penstock.text import Tokenizer
     from penstock.weights.packaged import PACKAGED
@@ -132,7 +132,8 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, processe
         await run_supervisor(client, str(path), port, grpc_port, processes)
         return
     model = ServedModel(name="simulated", client=client, tokenizer=tokenizer, created=0)
-    app = create_app(model, ServerConfig(served_model_name="simulated"), Metrics(CollectorRegistry()))
+    metrics = Metrics(CollectorRegistry())
+    app = create_app(ModelRegistry(Serving(model, metrics)), ServerConfig(served_model_name="simulated"), metrics)
     beside = None
     if grpc_port:
         from penstock.frontend.kserve.grpc import GRPCServer
@@ -154,10 +155,10 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, processe
 
 async def run_supervisor(client: Any, path: str, port: int, grpc_port: int, processes: int) -> None:
     from penstock.cli.address import bind, listen
-    from penstock.cli.prepare import AnswerSettings
     from penstock.cli.serving.api_process import ApiStart
     from penstock.cli.serving.supervisor import Supervisor, shared_port
     from penstock.config import ServerConfig
+    from penstock.prepare.model import AnswerSettings
 
     sockets = shared_port(bind("127.0.0.1", port), processes)
     for sock in sockets:

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from results import parser, write
 
 from penstock.bench.quality import english
-from penstock.cli.engine import own_engine
-from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
 from penstock.messages import EngineClient, GenerateRequest, SamplingParams, unpack_rows
+from penstock.prepare.engine import own_engine
+from penstock.prepare.model import prepare
 from penstock.runtime.sampling.watermark import CONTEXT, Watermark, detect
 from penstock.text import Tokenizer
 

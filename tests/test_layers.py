@@ -25,8 +25,9 @@ ALLOWED = {
     "runtime": LAYER0 | {"gguf", "families", "kernels", "weights", "models"},
     "engine": LAYER0 | {"gguf", "schedule", "text", "families"},
     "frontend": LAYER0 | {"text"},
-    "api": None,  # composition roots import what they need
-    "bench": None,
+    "prepare": LAYER0 | {"gguf", "families", "kernels", "weights", "text", "engine", "frontend"},
+    "api": LAYER0 | {"text", "weights", "engine", "frontend", "prepare"},
+    "bench": None,  # composition roots import what they need
     "cli": None,
 }
 # The places where the engine meets what executes its plans, imported when a worker starts.

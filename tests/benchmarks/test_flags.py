@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import step as step_script
 
-from penstock.cli import prepare
 from penstock.config.machine.gpu import with_gpu
+from penstock.prepare import model
 from tests.cli.test_device import H200, machine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -35,6 +35,6 @@ def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], words: tuple[st
 
 
 def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "detect_device", lambda asked: with_gpu(machine(), H200))
+    monkeypatch.setattr(model, "detect_device", lambda asked: with_gpu(machine(), H200))
     with pytest.raises(ValueError, match=r"--device is cuda, but this times .* set --device cpu"):
         step_script.step.__wrapped__(rows="1", context=16, steps=2, flags={})  # type: ignore[attr-defined]

@@ -6,10 +6,10 @@ import sys
 import pytest
 from msgspec import structs
 
-from penstock.cli import device
-from penstock.cli.checks import check_runs
 from penstock.config import ConfigError
 from penstock.config.machine.gpu import Gpu, with_gpu
+from penstock.prepare import device
+from penstock.prepare.checks import check_runs
 from tests.cli.test_help import penstock
 from tests.config.models import GIB, machine
 from tests.config.test_gpu import on
@@ -54,7 +54,7 @@ def test_a_gpu_that_is_too_old_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_auto_imports_no_torch() -> None:
-    script = "import sys; from penstock.cli.device import detect_device; detect_device('auto'); print(*sys.modules)"
+    script = "import sys; from penstock.prepare.device import detect_device; detect_device('auto'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in loaded
 

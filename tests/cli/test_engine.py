@@ -14,8 +14,8 @@ def test_why_it_does_not_is_one_clear_line(
     async def start(*arguments: object, **options: object) -> None:
         raise EngineError("the engine met its end")
 
-    monkeypatch.setattr("penstock.cli.engine.spawn", start)
-    monkeypatch.setattr("penstock.cli.engine.connect", start)
+    monkeypatch.setattr("penstock.prepare.engine.spawn", start)
+    monkeypatch.setattr("penstock.prepare.engine.connect", start)
     done = run_command(*command)
     progress = "measuring the machine (1 s)\n"  # if that takes so long here
     said = done.stderr.removeprefix(progress)

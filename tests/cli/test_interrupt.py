@@ -21,7 +21,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["penstock.cli.main", "typer", "penstock.cli.run", "penstock.cli.prepare", "msgspec"])
+@pytest.mark.parametrize(
+    "name", ["penstock.cli.main", "typer", "penstock.cli.run", "penstock.prepare.model", "msgspec"]
+)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_ends_quietly(name: str, number: signal.Signals, status: int) -> None:
     code = INTERRUPTED_AT.format(name=name, number=int(number))

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.bench.commands import Load, offline, online
-from penstock.cli.output import check_file, write_file
+from penstock.cli.output import write_file
 from penstock.cli.plan import plan
+from penstock.prepare.files import check_file
 
 LOAD = Load(1, "8", "4", 0, 100, None, 1.0, None, None, 0)
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
 from penstock.config.facts import PoolingFacts
-from penstock.frontend import RequestLimits, ServedModel, create_app, serve
+from penstock.frontend import ModelRegistry, RequestLimits, ServedModel, Serving, create_app, serve
 from penstock.frontend.http.access import Access
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
@@ -78,6 +78,11 @@ class Site:
     metrics: Metrics
     http: httpx.AsyncClient
 
+    @property
+    def serving(self) -> Serving:
+        """The one model."""
+        return self.app.models.default
+
     async def post(self, path: str, **fields: Any) -> dict[str, Any]:
         """The answer to a request that must succeed."""
         response = await self.http.post(path, json={"model": NAME, **fields})
@@ -98,6 +103,12 @@ class Site:
         self.engine.output = lambda request, choice: [*ids, *eos]
         self.engine.cuts = cuts
         return ids
+
+
+def app_of(model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None) -> Access:
+    """An app that serves one model."""
+    timeout = (limits or RequestLimits.of(config)).drain_timeout
+    return create_app(ModelRegistry(Serving(model, metrics, timeout)), config, metrics, limits)
 
 
 def client_of(app: Access, timeout: float = 5) -> httpx.AsyncClient:
@@ -155,7 +166,7 @@ def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
         )
         metrics = Metrics(CollectorRegistry())
         settings = ServerConfig(served_model_name=NAME, **{"state_dir": "none", **config})
-        app = create_app(model, settings, metrics, limits)
+        app = app_of(model, settings, metrics, limits)
         http = client_of(app)
         return Site(app, engine, tokenizer, metrics, http)
 
@@ -238,7 +249,7 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
             )
             served.append(model)
             metrics = Metrics(CollectorRegistry())
-            app = create_app(model, ServerConfig(served_model_name=NAME, state_dir="none"), metrics, limits)
+            app = app_of(model, ServerConfig(served_model_name=NAME, state_dir="none"), metrics, limits)
             http = client_of(app, timeout=60)
             made[key] = Site(app, engine, byte_tokenizer, metrics, http)
         return made[key]

@@ -88,7 +88,7 @@ async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
     site.engine.gate = asyncio.Event()
     asking = asyncio.create_task(site.post("/v1/completions", **ASK))
     await until(lambda: site.engine.running == 1)
-    watching = asyncio.create_task(site.app.serving.sleep_when_unused(0.1))
+    watching = asyncio.create_task(site.serving.sleep_when_unused(0.1))
     await asyncio.sleep(0.4)
     assert site.engine.status != "asleep"  # a request may take longer
     site.engine.gate.set()
@@ -112,7 +112,7 @@ class Next:
         self.error: Exception | None = None
         self.loading = asyncio.Event()
         self.beside: list[bool] = []
-        site.app.serving.reloads.prepare = self.prepare
+        site.serving.reloads.prepare = self.prepare
 
     async def prepare(self, serving: ServedModel, beside: bool) -> Start[ServedModel] | None:
         self.beside.append(beside)
@@ -156,7 +156,7 @@ async def test_a_request_ends_on_the_version_it_began_with(site: Site) -> None:
     site.engine.gate.set()
     assert "system_fingerprint" not in await old  # the first version had none
     await until(lambda: site.engine.closed)
-    await until(lambda: site.app.serving._old is None)
+    await until(lambda: site.serving.versions.before is None)
     assert metric(site, 'penstock_reloads_total{result="done"}') == "1.0"
     assert metric(site, 'penstock_reloads_total{result="refused"}') == "2.0"
     assert metric(site, 'penstock_request_success_total{finished_reason="length"') == "2.0"
@@ -164,7 +164,7 @@ async def test_a_request_ends_on_the_version_it_began_with(site: Site) -> None:
 
 
 async def test_the_old_version_leaves_no_process(site: Site) -> None:
-    workers = site.app.serving.model.prompt_workers
+    workers = site.serving.model.prompt_workers
     await asyncio.to_thread(workers.encode, EncodeText("hello", add_special_tokens=True))
     (process,) = workers._idle
     after = Next(site)
@@ -246,7 +246,7 @@ async def test_the_end_of_the_server_ends_all_engines(site: Site) -> None:
     old = asyncio.create_task(site.http.post("/v1/completions", json=ASK))
     await until(lambda: site.engine.running == 1)
     await site.http.post("/reload")
-    await site.app.serving.close()
+    await site.serving.close()
     assert site.engine.closed and after.engine.closed
     assert (await old).status_code in (200, 503)
 
@@ -263,9 +263,9 @@ async def test_a_reload_in_progress_ends_with_the_server(site: Site) -> None:
         return after.model
 
     after.found = start
-    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.app.serving.reloads.reload())  # type: ignore[arg-type]
+    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.serving.reloads.reload())  # type: ignore[arg-type]
     await until(lambda: bool(after.beside))
-    await site.app.serving.close()
+    await site.serving.close()
     assert cancelled == [True] and site.engine.closed
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai.types import Batch, FileObject
 from openai.types.responses import Response
 
-from penstock.frontend import RequestLimits
+from penstock.frontend import RequestLimits, ServedModel
 from penstock.frontend.batches.multipart import FormPart, read_boundary, read_form
 from penstock.frontend.errors import APIError
+from penstock.frontend.jobs.places import BatchPlaces
+from penstock.frontend.local import LocalRequests
 from penstock.frontend.storage import batches
 from tests.frontend.conftest import NAME, Site, live, until
 from tests.frontend.loop_time import assert_loop_stays_free
+from tests.frontend.scripted import ScriptedClient
 
 CHAT = "/v1/chat/completions"
 Sites = Callable[..., Site]
@@ -286,6 +290,19 @@ async def test_a_batch_can_be_cancelled(make_site: Sites, tmp_path: Path) -> Non
         assert batch["status"] == "cancelled" and batch["request_counts"]["completed"] == 16
         assert len(await answers(client, batch["output_file_id"])) == 16
         assert (await ended(client, second["id"]))["status"] == "cancelled"
+
+
+async def test_a_reload_changes_the_number_of_places(site: Site) -> None:
+    local = LocalRequests(site.app.models, RequestLimits(), seed=None)
+    places = BatchPlaces(local.capacity, local.others)
+    taken = [asyncio.create_task(places.take()) for _ in range(20)]
+    await until(lambda: sum(task.done() for task in taken) == 2 * site.engine.info.max_num_seqs == 16)
+    larger = ScriptedClient(lambda request, choice: [1], vocab_size=site.engine.info.vocab_size, eos=0)
+    larger.info = msgspec.structs.replace(larger.info, max_num_seqs=9)
+    site.serving.exchange(ServedModel(name=NAME, client=larger, tokenizer=site.tokenizer, created=1))
+    await until(lambda: sum(task.done() for task in taken) == 18)
+    places.give_back(18)
+    await asyncio.gather(*taken)
 
 
 async def test_batches_take_turns(make_site: Sites, tmp_path: Path) -> None:

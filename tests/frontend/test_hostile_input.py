@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.frontend import RequestLimits, ServedModel
+from penstock.frontend import ModelRegistry, RequestLimits, ServedModel, Serving
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.requests.texts import encode_texts
 from penstock.frontend.requests.tools import parse_arguments
+from penstock.frontend.versions.serving import Version
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site
@@ -148,8 +149,12 @@ async def test_a_query_is_counted_once_for_each_document(tokenizers: tuple[Token
     engine = ScriptedClient(lambda request, choice: [], vocab_size=tokenizer.vocab_size, eos=0, max_model_len=512)
     model = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1)
     limits = RequestLimits(max_body_bytes=1000)
-    metrics = Metrics(CollectorRegistry()).model(NAME, engine, None)
-    context = RequestContext(model, limits, id="1", created=1, path={}, headers=(), metrics=metrics)
+    models = ModelRegistry(Serving(model, Metrics(CollectorRegistry())))
+
+    async def enter(serving: Serving) -> Version:
+        return serving.version
+
+    context = await RequestContext(models=models, enter=enter, limits=limits, id="1", created=1).for_model(None)
     pairs = [("q" * 200, "d")] * 10
     with pytest.raises(APIError, match="have 2010 characters together; the limit is 2000"):
         await encode_texts(context, pairs, "documents")

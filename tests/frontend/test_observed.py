@@ -2,10 +2,14 @@
 
 import logging
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.config import ServerConfig
+from penstock.frontend import ServedModel, create_app
 from tests.frontend.conftest import Site
+from tests.frontend.scripted import ScriptedClient
 
 SECRET = "the users own words"
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "user": SECRET, "cache_salt": SECRET}
@@ -116,3 +120,30 @@ class Ignore:
 
     async def __call__(self, message: object) -> None:
         pass
+
+
+async def test_traces_name_the_model_that_answered(site: Site) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from penstock.observe.tracing import Tracer
+
+    tracer, spans = Tracer("http://127.0.0.1:1", "1"), InMemorySpanExporter()
+    tracer._provider.add_span_processor(SimpleSpanProcessor(spans))
+    app = create_app(site.app.models, ServerConfig(state_dir="none"), site.metrics, tracer=tracer)
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+            await http.post("/v1/completions", json={"prompt": "x"})
+            engine = ScriptedClient(lambda request, choice: [1], vocab_size=site.engine.info.vocab_size, eos=0)
+            site.serving.exchange(ServedModel(name="renamed", client=engine, tokenizer=site.tokenizer, created=1))
+            await http.post("/v1/completions", json={"prompt": "x"})
+            await http.post("/v1/completions", json={"prompt": 1})
+    finally:
+        tracer.close()
+    requests = [span for span in spans.get_finished_spans() if not span.parent]
+    assert [(span.name, span.attributes["gen_ai.request.model"]) for span in requests] == [
+        ("text_completion tiny", "tiny"),
+        ("text_completion renamed", "renamed"),
+        ("renamed", "renamed"),
+    ]

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from penstock.bench.roofline import MachineProbe
 from penstock.cli.machine import _cpu_peak, _gpu_peak, cost_model
-from penstock.cli.prepare import PreparedModel, prepare
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.product_rate import product_rate
+from penstock.prepare.model import PreparedModel, prepare
 from penstock.weights.packaged import embedded_model
 from tests.kernels.native.reference import GROUPED
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from penstock.api.outputs import (
     ClassificationOutput,
@@ -24,9 +25,6 @@ from penstock.api.outputs import (
 )
 from penstock.api.params import SamplingParams
 from penstock.api.vllm_arguments import GPU_ONLY, without_vllms
-from penstock.cli.device import detect_device
-from penstock.cli.engine import verified
-from penstock.cli.prepare import find_given, prepare_found, read_given, served_model
 from penstock.config.wrong_setting import LIBRARY
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
@@ -34,10 +32,16 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Generation
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai import embeddings, read_chat, read_completion
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.rerank import classify, score
 from penstock.frontend.served import ServedModel
+from penstock.frontend.versions.serving import Serving, Version
 from penstock.messages import EngineInfo
-from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.metrics import Metrics
+from penstock.prepare.device import detect_device
+from penstock.prepare.engine import verified
+from penstock.prepare.model import find_given, prepare_found, read_given
+from penstock.prepare.served import served_model
 from penstock.text import Tokenizer
 from penstock.weights.manifest import ManifestCheck
 
@@ -60,7 +64,7 @@ class AsyncLLM:
         self._model = model
         self._limits = limits
         self._seed = seed
-        self._metrics = ModelMetrics(model.name, model.client)
+        self._models = ModelRegistry(Serving(model, Metrics(CollectorRegistry())))
 
     @classmethod
     async def start(cls, model: str | None = None, **settings: Any) -> "AsyncLLM":
@@ -182,13 +186,11 @@ class AsyncLLM:
 
     def _context(self, request_id: str | None) -> RequestContext:
         return RequestContext(
-            self._model,
-            self._limits,
+            models=self._models,
+            enter=_current,
+            limits=self._limits,
             id=secrets.token_hex(12) if request_id is None else request_id,
             created=int(time.time()),
-            path={},
-            headers=(),
-            metrics=self._metrics,
             seed=self._seed,
         )
 
@@ -203,8 +205,9 @@ class AsyncLLM:
         except APIError as error:
             raise ValueError(error.message) from None
         [part] = call.parts
-        generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
-        built = OutputBuilder(context.id, text, part, self._model.tokenizer)
+        model, metrics = call.context.model, call.context.metrics
+        generation = Generation(model, call.parts, metrics, call.operation, time.monotonic())
+        built = OutputBuilder(context.id, text, part, model.tokenizer)
         updates = generation.updates()
         async with aclosing(updates):
             async for update in updates:
@@ -214,14 +217,18 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Ends the engine and all requests in it."""
-        await self._model.client.close()
-        self._model.close()
+        await self._models.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _current(served: Serving) -> Version:
+    """Nothing is reloaded here, so the version stays."""
+    return served.version
 
 
 def _body(fields: dict[str, Any]) -> bytes:

@@ -15,16 +15,20 @@ from io import FileIO
 from pathlib import Path
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
-from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file
-from penstock.cli.prepare import PreparedModel, find_model, prepare_found, served_model
 from penstock.frontend.jobs.lines import PATHS, AnswerLine, BatchLine, read_line, write_line
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
-from penstock.observe.model_metrics import ModelMetrics
+from penstock.frontend.registry import ModelRegistry
+from penstock.frontend.versions.serving import Serving
+from penstock.observe.metrics import Metrics
 from penstock.observe.reporting import reporting
+from penstock.prepare.engine import own_engine
+from penstock.prepare.files import check_file
+from penstock.prepare.model import PreparedModel, find_model, prepare_found
+from penstock.prepare.served import served_model
 
 MAX_REQUESTS = 10_000_000
 MAX_LINE = 16 << 20  # bytes
@@ -179,9 +183,9 @@ async def _run(job: _BatchRun, prepared: PreparedModel, limits: RequestLimits) -
     engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
     with reporting(f"starting the engine for {engine.name}") as say:
         async with own_engine(engine, resumes=True) as client:
-            model = served_model(prepared.answers, client)
-            local = LocalRequests(model, limits, ModelMetrics(model.name, client), prepared.resolved.server.seed)
-            await _answer_all(job, local, 2 * engine.max_num_seqs, say)
+            models = ModelRegistry(Serving(served_model(prepared.answers, client), Metrics(CollectorRegistry())))
+            local = LocalRequests(models, limits, prepared.resolved.server.seed)
+            await _answer_all(job, local, local.capacity(), say)
 
 
 async def _answer_all(job: _BatchRun, local: LocalRequests, at_once: int, say: Callable[[str], None]) -> None:

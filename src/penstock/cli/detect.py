@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file, write_json
-from penstock.cli.prepare import find_given, read_given
+from penstock.cli.output import write_json
+from penstock.prepare.files import check_file
+from penstock.prepare.model import find_given, read_given
 from penstock.runtime.sampling.watermark import CONTEXT, Evidence, Watermark, detect
 from penstock.text import Tokenizer
 

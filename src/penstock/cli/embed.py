@@ -24,7 +24,7 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
     embedded, and what `prepare` raises."""
     from msgspec.structs import replace
 
-    from penstock.cli.prepare import prepare
+    from penstock.prepare.model import prepare
     from penstock.text import Tokenizer
     from penstock.weights.gguf_choice import HubError
 
@@ -80,7 +80,7 @@ async def _print(config: "EngineConfig", texts: Iterable["TextTokens"]) -> None:
     import numpy as np
     import orjson
 
-    from penstock.cli.engine import own_engine
+    from penstock.prepare.engine import own_engine
 
     async with own_engine(config) as client:
         running: deque[asyncio.Task[bytes]] = deque()

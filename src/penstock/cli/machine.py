@@ -13,8 +13,8 @@ from penstock.config.weights import WeightFormat, cpu_format, matmul_bytes
 from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import PreparedModel
     from penstock.config import EngineConfig, Hardware, ModelFacts
+    from penstock.prepare.model import PreparedModel
 
 
 def cost_model(prepared: "PreparedModel", hardware: "Hardware") -> CostModel:

@@ -1,40 +1,15 @@
-"""Tables on the terminal, and files that the user names."""
+"""Tables on the terminal, and results in files."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.prepare.files import unwritable
+
 TEXTS = ("case", "op", "shape", "type", "engine")  # columns that hold text; the others hold numbers
 LONG_TEXTS = ("weights",)  # columns whose text may take several lines
 SHARES = ("roofline_fraction", "share")
-
-
-def check_file(flag: str, path: str | None) -> None:
-    """Raises ValueError if `path` cannot be written. Call it before the work whose result goes there."""
-    if path is None:
-        return
-    if not path:
-        raise _unwritable(flag, "''", "it is empty")
-    file = Path(path)
-    if file.is_dir():
-        raise _unwritable(flag, path, "it is a folder")
-    if not file.parent.is_dir():
-        raise _unwritable(flag, path, f"there is no folder {file.parent}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _unwritable(flag, path, "permission denied")
-
-
-def check_folder(flag: str, path: str) -> None:
-    """Raises ValueError if `path`, or the nearest folder above it that exists, is not a folder that can be written."""
-    folder = Path(path).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        raise ValueError(f"{flag} is {path!r}: it is not a folder; name another one")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"{flag} is {path!r}: permission denied; name another folder")
 
 
 def write_file(flag: str, path: str | None, text: str) -> None:
@@ -44,7 +19,7 @@ def write_file(flag: str, path: str | None, text: str) -> None:
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise _unwritable(flag, path, str(error.strerror).lower()) from None
+        raise unwritable(flag, path, str(error.strerror).lower()) from None
 
 
 def write_json(path: str | None, figures: Any) -> None:
@@ -81,7 +56,3 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
-
-
-def _unwritable(flag: str, path: str, why: str) -> ValueError:
-    return ValueError(f"{flag} {path} cannot be written: {why}; name another file")

@@ -44,7 +44,7 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
 
     from msgspec.structs import replace
 
-    from penstock.cli.prepare import prepare
+    from penstock.prepare.model import prepare
 
     prepared = prepare(model, {name: value for name, value in flags.items() if name not in CHAT})
     config = replace(prepared.resolved.engine, log_level="warning")
@@ -79,8 +79,8 @@ async def _main(session: _ChatSetup, prompt: str | None, piped: str | None) -> i
     from penstock.cli.chat.screen import Screen
     from penstock.cli.chat.session import quiet_terminal
     from penstock.cli.chat.settings import ChatSettings
-    from penstock.cli.engine import own_engine
     from penstock.observe.reporting import reporting
+    from penstock.prepare.engine import own_engine
     from penstock.text import Tokenizer
 
     config = session.config

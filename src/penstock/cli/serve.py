@@ -15,11 +15,11 @@ from penstock.cli.serving.report import log, log_start, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import PreparedModel
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.config import Given
     from penstock.engine.client import StreamingClient
-    from penstock.frontend.serving import Serving
+    from penstock.frontend.versions.serving import Serving
+    from penstock.prepare.model import PreparedModel
 
 OPEN_FILES = 65536  # that the server may have, if the hard limit allows it
 
@@ -40,10 +40,10 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as child:
         from penstock.cli.address import bind, listen
-        from penstock.cli.prepare import find_given, prepare_found, read_given
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
         from penstock.observe.logs import configure_logging
+        from penstock.prepare.model import find_given, prepare_found, read_given
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
@@ -100,9 +100,9 @@ class _ServerStart(NamedTuple):
 
     async def connect(self) -> "StreamingClient":
         """Returns the client of the engine when it is ready."""
-        from penstock.cli.engine import verified
         from penstock.engine.link.ipc import connect
         from penstock.observe.reporting import reporting
+        from penstock.prepare.engine import verified
         from penstock.weights.manifest import ManifestCheck
 
         engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
@@ -122,10 +122,11 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.machine import cost_model
-        from penstock.cli.operate.reload import LoadedVersion, Reloader
-        from penstock.cli.prepare import served_model
+        from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
+        from penstock.frontend import Serving
         from penstock.observe.metrics import Metrics
+        from penstock.prepare.served import served_model
         from penstock.text import Tokenizer
 
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
@@ -146,14 +147,17 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     if start.grpc_sock is not None:
         grpc = _address(start.grpc_sock)
         start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
-    answering = Answering(prepared.path, served, server, metrics, reloader.prepare, grpc)
+    serving = Serving(
+        served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
+    )
+    answering = Answering(serving, server, metrics, grpc)
 
     def ready() -> None:
         if served.thinking_budget is not None and served.chat_format.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log_start(prepared, client.info, start.sock, grpc, answering.tls, start.began)
 
-    sleeping = asyncio.create_task(_sleep_when_unused(answering.app.serving, server.sleep_after))
+    sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after))
     try:
         await answering.run(start.sock, ready)
     finally:
@@ -163,10 +167,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
 async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:
     import os
 
-    from penstock.cli.checks import check_tls
     from penstock.cli.machine import cost_model
     from penstock.cli.operate.reload import LoadedVersion, Reloader
-    from penstock.engine.processors import keep_off
+    from penstock.prepare.checks import check_tls
 
     prepared = start.prepared
     client = await start.connect()
@@ -180,19 +183,18 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
         log_start(prepared, client.info, start.sock, grpc, check_tls(prepared.resolved.server), start.began)
 
     costs = cost_model(prepared, prepared.hardware)
-    with keep_off(client.info.cpu):
-        await supervisor.run(client, costs, dropped_lines, ready, reloader)
+    await supervisor.run(client, costs, dropped_lines, ready, reloader)
 
 
 def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":
     """Starts the API processes. Raises OSError, and ConfigError if another server uses the storage."""
     from penstock.cli.address import listen
-    from penstock.cli.prepare import text_digest
     from penstock.cli.serving.api_process import ApiStart
     from penstock.cli.serving.supervisor import Supervisor, shared_port
     from penstock.config import ConfigError
     from penstock.frontend import APIError
     from penstock.frontend.storage.database import lock_folder, storage_folder
+    from penstock.prepare.served import text_digest
 
     server = prepared.resolved.server
     sockets = shared_port(sock, server.api_processes)

@@ -4,6 +4,8 @@ from penstock.frontend.app import create_app
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.server import serve
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
+from penstock.frontend.versions.serving import Serving
 
-__all__ = ["APIError", "RequestLimits", "ServedModel", "create_app", "serve"]
+__all__ = ["APIError", "ModelRegistry", "RequestLimits", "ServedModel", "Serving", "create_app", "serve"]

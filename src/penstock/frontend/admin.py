@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import request_info
-from penstock.frontend.serving import Serving
+from penstock.frontend.versions.serving import Serving
 
 _SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
 

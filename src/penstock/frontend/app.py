@@ -19,14 +19,12 @@ from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecy
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import answer_budget, body_budget
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.local import ServedRequests
+from penstock.frontend.local import LocalRequests
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
-from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Serving
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
-from penstock.frontend.versions.reloads import Prepare
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics
@@ -39,39 +37,36 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(
-    model: ServedModel,
+    models: ModelRegistry,
     config: ServerConfig,
     metrics: Metrics,
     limits: RequestLimits | None = None,
     tracer: Tracer | None = None,
     store: ModelStore | None = None,
-    prepare: Prepare[ServedModel] | None = None,
     siblings: Siblings | None = None,
 ) -> Access:
-    """Returns an ASGI app that serves one model, which its `serving` can exchange by `prepare`.
+    """Returns an ASGI app that serves these models.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The routes
     of `AdminRoutes` require the admin key or, if the server needs no key at all, loopback. The app's `lifecycle` counts
-    requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
-    `tracer`, requests that generate are traced. With a `store`, clients may download and delete models. `siblings` are
-    the server's other API processes.
+    requests and can refuse new ones. `metrics` has the series of these models. With a `tracer`, requests that generate
+    are traced. With a `store`, clients may download and delete models. `siblings` are the server's other API processes.
     """
     limits = limits or RequestLimits.of(config)
     storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock)
     bodies, unread = body_budget(limits), answer_budget(limits)
-    serving = Serving(model, metrics, limits.drain_timeout, prepare)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
-    background = _background(config, limits, serving, storage, siblings)
+    background = _background(config, limits, models, storage, siblings)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
-    site = Site(serving, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings)
+    site = Site(models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings)
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
-    probes = _Probes(serving, lifecycle, metrics if siblings is None else siblings, wires)
-    rest = _starlette(
-        [*probes.routes(), *AdminRoutes(serving, serving.reloads if siblings is None else siblings).routes()], paths
-    )
+    probes = _Probes(models, lifecycle, metrics if siblings is None else siblings, wires)
+    served = models.default
+    admin = AdminRoutes(served, served.reloads if siblings is None else siblings)
+    rest = _starlette([*probes.routes(), *admin.routes()], paths)
     template = _templates(rest.router.routes)
     errors = _Errors(paths, template, limits.retry_after)
     errors.answer_for(rest)
@@ -79,7 +74,7 @@ def create_app(
     is_local = not config.api_key and config.host.strip("[]") in _LOOPBACK
     return Access(
         _Dispatch(paths, rest),
-        serving=serving,
+        models=models,
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
@@ -95,7 +90,7 @@ def create_app(
         is_socket=frozenset(route.path.encode() for route in routes if route.kind == "socket").__contains__,
         is_page=_page_paths(route.path for route in routes if route.public),
         quiet=[_shown(route.path) for route in routes if not route.logged],
-        retry_after=lambda: serving.model.client.queue.retry_after(),
+        retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
         background=background,
     )
 
@@ -103,7 +98,7 @@ def create_app(
 def _background(
     config: ServerConfig,
     limits: RequestLimits,
-    serving: Serving,
+    models: ModelRegistry,
     storage: Database | None,
     siblings: Siblings | None,
 ) -> Background | None:
@@ -115,8 +110,8 @@ def _background(
     from penstock.frontend.jobs.places import BatchPlaces
     from penstock.frontend.jobs.runner import BatchRunner
 
-    local = ServedRequests(serving, limits, config.seed, priority=limits.max_priority + LATER_PRIORITY)
-    places = BatchPlaces(2 * serving.model.client.info.max_num_seqs, local.others)
+    local = LocalRequests(models, limits, config.seed, priority=limits.max_priority + LATER_PRIORITY)
+    places = BatchPlaces(local.capacity, local.others)
     fresh = siblings is None or siblings.fresh
     return BatchRunner(storage, tenant_of(config.api_key), local, limits, places, fresh)
 
@@ -179,9 +174,9 @@ class _Probes:
     """Routes about the server itself. They never run inference."""
 
     def __init__(
-        self, serving: Serving, lifecycle: Lifecycle, metrics: Metrics | Siblings, wires: Sequence[Wire]
+        self, models: ModelRegistry, lifecycle: Lifecycle, metrics: Metrics | Siblings, wires: Sequence[Wire]
     ) -> None:
-        self._serving = serving
+        self._models = models
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._wires = wires
@@ -200,7 +195,7 @@ class _Probes:
         ]
 
     async def _live(self, request: Request) -> Response:
-        healthy = self._serving.healthy
+        healthy = self._models.healthy
         return _json({"status": "alive" if healthy else ENGINE_ENDED}, 200 if healthy else 503)
 
     async def _ready(self, request: Request) -> Response:
@@ -208,14 +203,15 @@ class _Probes:
             return _json({"status": "draining"}, 503)
         if self._lifecycle.stopping:
             return _json({"status": "stopping"}, 503)
-        status = self._serving.model.client.state.status
-        if status == "restarting":
+        states = [served.model.client.state.status for served in self._models.all]
+        if "restarting" in states:
             return _json({"status": "the engine is started again"}, 503)
-        if self._serving.holding:
+        if any(served.holding for served in self._models.all):
             return _json({"status": "the model is reloaded"}, 503)
-        if status == "ended":
+        if "ended" in states:
             return _json({"status": ENGINE_ENDED}, 503)
-        return _json({"status": status})  # a request wakes it
+        # A request wakes an engine that is asleep.
+        return _json({"status": "asleep" if set(states) == {"asleep"} else "ready"})
 
     async def _show_version(self, request: Request) -> Response:
         return _json({"version": __version__})
@@ -231,7 +227,7 @@ class _Probes:
     async def _show_openapi(self, request: Request) -> Response:
         from penstock.frontend.openapi import document  # needs the packages of all wires
 
-        return Response(document(tuple(self._wires), self._serving.model.name), media_type="application/json")
+        return Response(document(tuple(self._wires), self._models.default.model.name), media_type="application/json")
 
 
 def _shown(path: str) -> str:

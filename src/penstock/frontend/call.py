@@ -10,23 +10,25 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
+from penstock.frontend.versions.serving import Serving, Version
 from penstock.observe.model_metrics import ModelMetrics
 
 
-class RequestContext(msgspec.Struct, frozen=True):
-    """Holds what a wire needs, besides the body, to read a request."""
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what a wire needs, besides the body, to read a request. `for_model` adds the model that it names."""
 
-    model: ServedModel
+    models: ModelRegistry
+    enter: Callable[[Serving], Awaitable[Version]]  # returns a version, which then stays until the request ends
     limits: RequestLimits
     id: str  # unique; it is part of the ids of the answer and of the requests sent to the engine
     created: int  # seconds since the epoch
-    path: Mapping[str, str]  # the parameters in the path
-    headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
-    metrics: ModelMetrics  # of the model
+    path: Mapping[str, str] = {}  # the parameters in the path
+    headers: Sequence[tuple[bytes, bytes]] = ()  # as ASGI has them
     start: float = msgspec.field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     store: ModelStore | None = None  # of models that clients may change; None: they may not
@@ -37,6 +39,19 @@ class RequestContext(msgspec.Struct, frozen=True):
     siblings: Siblings | None = None  # None: this is the only API process
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
     unread: HeldBytes | None = None  # the answer's part of the budget of answers; None: it is not bounded
+
+    async def for_model(self, name: str | None) -> "ModelContext":
+        """Returns the context with the model that the request names; None: the default model. Its version stays until
+        the request ends. Waits while a reload holds requests back.
+
+        Raises APIError 404 for an unknown name, APIError 400 for a model that cannot do what the route does, and
+        DeadlineExceeded.
+        """
+        while True:
+            served = self.models.find(name)
+            version = await self.enter(served)
+            if self.models.find(name) is served:  # else a reload has changed names while the request waited
+                return ModelContext(model=version.model, metrics=version.metrics, **msgspec.structs.asdict(self))
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is
@@ -55,9 +70,17 @@ class RequestContext(msgspec.Struct, frozen=True):
         return f"{self.tenant}:{client_salt or ''}" if self.tenant else client_salt or ""
 
 
-class Call(NamedTuple):
-    """Holds a valid request: the prompts to run and the codec that encodes the answer."""
+class ModelContext(RequestContext, frozen=True, kw_only=True):
+    """The context of a request for one model."""
 
+    model: ServedModel
+    metrics: ModelMetrics  # of the model
+
+
+class Call(NamedTuple):
+    """Holds a valid request: the model, the prompts to run and the codec that encodes the answer."""
+
+    context: ModelContext
     parts: tuple[PromptPart, ...]
     codec: Codec
     stream: bool  # True: the answer is a stream of events

@@ -105,7 +105,7 @@ class Generation:
         self.request_id = request_id
         self._trace = trace
         if trace is not None:
-            trace.call(operation, [part.request for part in parts])
+            trace.call(operation, model.name, [part.request for part in parts])
         self._client = model.client
         self._metrics = metrics
         self._operation = operation

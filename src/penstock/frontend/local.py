@@ -14,12 +14,11 @@ from penstock.frontend.generation import Generation, PromptPart
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.pooling import check_generates
-from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Serving
+from penstock.frontend.versions.serving import Serving, Version
 from penstock.frontend.wires import OPENAI, RESPONSES
 from penstock.messages import EngineError
-from penstock.observe.model_metrics import ModelMetrics
 
 _log = logging.getLogger("penstock.frontend")
 RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
@@ -33,49 +32,60 @@ _ROUTES = {
 
 
 class LocalRequests:
-    """Answers requests of OpenAI's wire with a model."""
+    """Answers requests of OpenAI's wire, each with the version of its model that new requests get."""
 
     def __init__(
-        self,
-        model: ServedModel,
-        limits: RequestLimits,
-        metrics: ModelMetrics,
-        seed: int | None,
-        priority: int | None = None,
+        self, models: ModelRegistry, limits: RequestLimits, seed: int | None, priority: int | None = None
     ) -> None:
         """`seed` is for requests that have none; None: each gets a random one. `priority` replaces that of every
         request."""
-        self._priority = priority
-        self._model = model
+        self._models = models
         self._limits = limits
-        self._metrics = metrics
         self._seed = seed
+        self._priority = priority
+        self._own = 0  # requests being answered here
+
+    def capacity(self) -> int:
+        """How many requests keep the engines busy: as many as they run, and some that wait."""
+        return sum(2 * served.model.client.info.max_num_seqs for served in self._models.all)
+
+    def others(self) -> int:
+        """How many requests of clients use the models. Those that only look, such as at a batch, are not counted."""
+        return sum(served.version.requests for served in self._models.all) - self._own
 
     async def answer(self, path: str, body: bytes, request_id: str = "", tenant: str = "") -> Answer:
         """Returns the whole answer to a POST request for one of `PATHS`; for a request that fails, the error's answer.
+        Waits while a reload holds requests back.
 
         Raises EngineError if the engine has ended.
         """
+        wire, route = _ROUTES[path]
+        function = getattr(wire.package, route.function)
+        entered: list[Version] = []
+
+        async def enter(served: Serving) -> Version:
+            entered.append(version := await served.enter())
+            self._own += 1
+            if route.kind == "generate":
+                check_generates(version.model)
+            return version
+
         context = RequestContext(
-            self._model,
-            self._limits,
+            models=self._models,
+            enter=enter,
+            limits=self._limits,
             id=request_id or secrets.token_hex(12),
             created=int(time.time()),
-            path={},
-            headers=(),
-            metrics=self._metrics,
             tenant=tenant,
             seed=self._seed,
         )
-        wire, route = _ROUTES[path]
-        function = getattr(wire.package, route.function)
         try:
             if route.kind == "answer":
                 return Answer(await function(body, context))
-            check_generates(self._model)
             call: Call = await function(body, context)
             parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
-            generation = Generation(self._model, parts, self._metrics, call.operation, time.monotonic())
+            model, metrics = call.context.model, call.context.metrics
+            generation = Generation(model, parts, metrics, call.operation, time.monotonic())
             return Answer(await collect(generation, call.codec))
         except EngineError:
             raise
@@ -84,6 +94,10 @@ class LocalRequests:
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
             return wire.encode_error(failure)
+        finally:
+            for version in entered:
+                self._own -= 1
+                version.leave()
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """Like `answer`, but waits while the queue is full, and while the engine is started again."""
@@ -93,35 +107,9 @@ class LocalRequests:
                 if answer.status not in RETRY_STATUSES:
                     return answer
             except EngineError:
-                if self._model.client.state.status == "ended":
+                if not self._models.healthy:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
     def _prioritised(self, part: PromptPart) -> PromptPart:
         return replace(part, request=replace(part.request, priority=self._priority))
-
-
-class ServedRequests:
-    """Answers requests as LocalRequests does, each with the version of the model that new requests get."""
-
-    def __init__(self, serving: Serving, limits: RequestLimits, seed: int | None, priority: int) -> None:
-        self._serving = serving
-        self._limits = limits
-        self._seed = seed
-        self._priority = priority
-        self._own = 0  # requests being answered here
-
-    def others(self) -> int:
-        """How many requests of clients use the model. Those that only look, such as at a batch, are not counted."""
-        return self._serving.version.requests - self._own
-
-    async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
-        """See LocalRequests.answer_later."""
-        version = await self._serving.enter()
-        self._own += 1
-        try:
-            local = LocalRequests(version.model, self._limits, version.metrics, self._seed, self._priority)
-            return await local.answer_later(path, body, request_id, tenant)
-        finally:
-            self._own -= 1
-            version.leave()

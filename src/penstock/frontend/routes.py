@@ -7,8 +7,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -33,13 +33,15 @@ from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
-from penstock.frontend.serving import Serving, Version
+from penstock.frontend.served import ServedModel
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.sockets import SocketSession
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
+from penstock.frontend.versions.serving import Serving, Version
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
@@ -54,7 +56,7 @@ ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 class Site:
     """The objects that all routes share."""
 
-    serving: Serving
+    models: ModelRegistry
     limits: RequestLimits
     seed: int | None
     bodies: ByteBudget
@@ -65,47 +67,37 @@ class Site:
     wake_batches: Callable[[], None] = lambda: None
     siblings: Siblings | None = None
 
-    @asynccontextmanager
-    async def version(self, scope: Scope) -> AsyncIterator[Version]:
-        """Yields the version of the model that the request uses, until the block ends. Call it after the body is read.
+    @contextmanager
+    def context(
+        self, scope: Scope, held: HeldBytes | None = None, check: Callable[[ServedModel], None] = lambda model: None
+    ) -> Iterator[RequestContext]:
+        """Yields what a wire's function needs besides the body, with a new id for its answer. The versions that the
+        request uses stay until the block ends. Call it after the body is read.
 
         A GET request gets the current version at once: it does not wait for a reload, and does not keep an engine
-        awake. Raises DeadlineExceeded if a reload takes longer than the request's timeout.
+        awake. `check` raises the error for a model that cannot do what the route does.
         """
-        if scope["method"] in _SAFE_METHODS:
-            yield self.serving.version
-            return
-        version = await self._enter(scope)
-        try:
-            yield version
-        finally:
-            version.leave()
+        entered: list[Version] = []
 
-    async def _enter(self, scope: Scope) -> Version:
-        if not self.serving.holding:
-            return await self.serving.enter()
-        due, _ = deadlines(self.context(scope, self.serving.version), None, None)
-        try:
-            async with asyncio.timeout(None if due is None else due - time.monotonic()):
-                return await self.serving.enter()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "the model was being reloaded; send the request again, with a longer timeout"
-            ) from None
+        async def enter(served: Serving) -> Version:
+            if scope["method"] in _SAFE_METHODS:
+                return served.version
+            version = await _enter(served, context)
+            entered.append(version)
+            check(version.model)
+            return version
 
-    def context(self, scope: Scope, version: Version, held: HeldBytes | None = None) -> RequestContext:
-        """Returns what a wire's function needs besides the body. Gives the request a new id for its answer."""
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
-        return RequestContext(
-            version.model,
-            self.limits,
+        context = RequestContext(
+            models=self.models,
+            enter=enter,
+            limits=self.limits,
             id=info.answer_id,
             created=int(time.time()),
             tenant=info.tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
-            metrics=version.metrics,
             seed=self.seed,
             start=info.start,
             store=self.store,
@@ -116,6 +108,24 @@ class Site:
             held=held,
             unread=info.unread,
         )
+        try:
+            yield context
+        finally:
+            for version in entered:
+                version.leave()
+
+
+async def _enter(served: Serving, context: RequestContext) -> Version:
+    """Returns the version for a request, which must leave it. Raises DeadlineExceeded if a reload takes longer than the
+    request's timeout."""
+    if not served.holding:
+        return await served.enter()
+    due, _ = deadlines(context, None, None)
+    try:
+        async with asyncio.timeout(None if due is None else due - time.monotonic()):
+            return await served.enter()
+    except TimeoutError:
+        raise DeadlineExceeded("the model was being reloaded; send the request again, with a longer timeout") from None
 
 
 class _MountedRoute(NamedTuple):
@@ -193,23 +203,24 @@ class _GenerateRoute(_Route):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, info = self._site, request_info(scope)
         read = getattr(self._wire.package, self._function)
-        model = site.serving.model
-        if model.client.state.status == "ended":
-            raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
-        check_generates(model)
+        only = site.models.only  # if there are several models, the body says which one it is for
+        if only is not None:
+            if not only.healthy:
+                raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+            check_generates(only.model)
         if site.tracer is not None:
-            info.trace = site.tracer.begin(trace_headers(scope), info.start)
-        model.client.queue.check()
+            info.trace = site.tracer.begin(trace_headers(scope), info.start, site.models.default.model.name)
+        if only is not None:
+            only.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
-                async with site.version(scope) as version:
-                    check_generates(version.model)
-                    call = cast(Call | Answer, await read(body, site.context(scope, version, held)))
+                with site.context(scope, held, check_generates) as context:
+                    call = cast(Call | Answer, await read(body, context))
                     del body
                     held.release()
-                    made = call if isinstance(call, Answer) else await self._generate(call, version, info, send)
+                    made = call if isinstance(call, Answer) else await self._generate(call, info, send)
                 # The version is free now: a reload does not wait for a client that reads slowly.
                 if made is not None:
                     await _send_answer(made, info, send)
@@ -218,11 +229,10 @@ class _GenerateRoute(_Route):
         finally:
             held.release()
 
-    async def _generate(self, call: Call, version: Version, info: RequestInfo, send: Send) -> Answer | None:
+    async def _generate(self, call: Call, info: RequestInfo, send: Send) -> Answer | None:
         """Returns the whole answer; None if it was streamed."""
-        generation = Generation(
-            version.model, call.parts, version.metrics, call.operation, info.start, info.request_id, info.trace
-        )
+        model, metrics = call.context.model, call.context.metrics
+        generation = Generation(model, call.parts, metrics, call.operation, info.start, info.request_id, info.trace)
         if call.stream:
             await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep)
             return None
@@ -240,8 +250,8 @@ class _AnswerRoute(_Route):
             if _has_body(scope):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
-                async with site.version(scope) as version:
-                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version, held))
+                with site.context(scope, held) as context:
+                    made: bytes | Answer | StreamedAnswer = await answer(body, context)
                 if isinstance(made, StreamedAnswer):
                     if not made.held:
                         held.release()
@@ -278,7 +288,8 @@ class _UploadRoute(_Route):
         try:
             held.add(_UPLOAD_BYTES)
             async with read_upload(scope, receive, site.limits) as chunks:
-                made: bytes = await take(chunks, site.context(scope, site.serving.version))
+                with site.context(scope) as context:
+                    made: bytes = await take(chunks, context)
         except ClientGone:
             request_info(scope).client_gone = True
         else:

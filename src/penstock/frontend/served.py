@@ -1,11 +1,11 @@
-"""The model that a server serves."""
+"""A model that a server serves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from penstock.config.facts import PoolingFacts
-from penstock.frontend.errors import APIError
 from penstock.frontend.offload import FewAtOnce
 from penstock.messages import EngineClient
 from penstock.observe.costs import CostModel
@@ -14,12 +14,11 @@ from penstock.text.calls import ChatFormat
 from penstock.text.prompts import PromptEncoder, PromptWorkers
 
 PROMPT_WORKERS = 2  # processes that encode large prompts
-_NO_NAMES = (None, "dummy", "tgi")  # huggingface_hub sends these texts when its user names no model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model's names, its engine and its tokenizer.
+    """A version of a model: its names, its engine and its tokenizer.
 
     `defaults` are sampling values for requests that do not set them, named as in `SamplingParams`. They come from the
     checkpoint's generation_config.json. `created` is in seconds since the epoch. The formats are names of
@@ -38,6 +37,8 @@ class ServedModel:
     pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
+    texts: str = ""  # digest of what answers depend on besides the engine, such as the tokenizer's files
+    path: Path | None = None  # the folder or GGUF file that it was loaded from; None: it has no files
     file_bytes: int = 0  # of the model's files
     file_format: str = ""  # gguf or safetensors
     chat_format: ChatFormat = field(init=False, compare=False)
@@ -72,12 +73,10 @@ class ServedModel:
         self.grammars.close()
         self.prompt_workers.close()
 
-    def check_name(self, name: str | None) -> None:
-        """Raises APIError 404 if a request names another model. A request without a name means this one."""
-        if name not in _NO_NAMES and name != self.name and name not in self.aliases:
-            shown = name if len(name) <= 100 else name[:100] + "..."
-            message = f"model {shown!r} is not served here; this server has {self.name!r}"
-            raise APIError(404, message, param="model", code="model_not_found")
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may use: its own, and its aliases."""
+        return (self.name, *self.aliases)
 
     @property
     def max_model_len(self) -> int:

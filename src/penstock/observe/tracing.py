@@ -47,10 +47,14 @@ def check_endpoint(endpoint: str) -> None:
 class RequestTrace:
     """Collects what is known about a request until it ends."""
 
-    __slots__ = ("_choices", "_parent", "_requests", "_start", "_tracer", "attributes", "error", "operation", "reasons")
+    __slots__ = (
+        *("_choices", "_parent", "_requests", "_start", "_tracer"),
+        *("attributes", "error", "model", "operation", "reasons"),
+    )
 
-    def __init__(self, tracer: "Tracer", parent: Any, start: float) -> None:
+    def __init__(self, tracer: "Tracer", parent: Any, start: float, model: str) -> None:
         self._tracer = tracer
+        self.model = model  # its name
         self._parent = parent
         self._start = start
         self._requests: list[GenerateRequest] = []
@@ -60,9 +64,9 @@ class RequestTrace:
         self.reasons: list[FinishReason] = []
         self.attributes: dict[str, Any] = {}
 
-    def call(self, operation: str, requests: list[GenerateRequest]) -> None:
-        """Takes the requests to the engine: `operation` is OpenTelemetry's name for the kind of call."""
-        self.operation, self._requests = operation, requests
+    def call(self, operation: str, model: str, requests: list[GenerateRequest]) -> None:
+        """Takes the requests to a model's engine: `operation` is OpenTelemetry's name for the kind of call."""
+        self.operation, self.model, self._requests = operation, model, requests
 
     def engine_timed(self, timing: RequestTiming, ended: float) -> None:
         """Takes the engine's times of a choice, whose last token arrived at `ended` on time.monotonic()."""
@@ -87,9 +91,9 @@ class RequestTrace:
 
 
 class Tracer:
-    """Makes the spans of requests for one model. Used from one event loop."""
+    """Makes the spans of requests. Used from one event loop."""
 
-    def __init__(self, endpoint: str, model: str, version: str) -> None:
+    def __init__(self, endpoint: str, version: str) -> None:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -99,7 +103,6 @@ class Tracer:
 
         logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it logs the text of a wrong tracestate
         self._api: Any = trace
-        self._model = model
         resource = Resource.create({"service.version": version})  # and OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "penstock"}))
@@ -109,9 +112,10 @@ class Tracer:
         self._tracer = self._provider.get_tracer("penstock", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, headers: Mapping[str, str], start: float) -> RequestTrace:
-        """Begins a trace, or goes on with that of `traceparent` and `tracestate` among the headers."""
-        return RequestTrace(self, self._propagator.extract(headers), start)
+    def begin(self, headers: Mapping[str, str], start: float, model: str) -> RequestTrace:
+        """Begins a trace, or goes on with that of `traceparent` and `tracestate` among the headers. `model` is the name
+        in it until the request's own model is known."""
+        return RequestTrace(self, self._propagator.extract(headers), start, model)
 
     def send(
         self,
@@ -127,14 +131,14 @@ class Tracer:
         def at(moment: float) -> int:
             return int((epoch + min(max(moment, start), now)) * 1e9)
 
-        name = " ".join(filter(None, (request.operation, self._model)))
+        name = " ".join(filter(None, (request.operation, request.model)))
         span = self._tracer.start_span(name, parent, self._api.SpanKind.SERVER, start_time=at(start))
         if span.is_recording():
             span.set_attributes(
                 {
                     "gen_ai.provider.name": "penstock",
                     "gen_ai.operation.name": request.operation or "other",
-                    "gen_ai.request.model": self._model,
+                    "gen_ai.request.model": request.model,
                     **request.attributes,
                 }
             )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.prepare import find_model
 from penstock.config import detect_hardware
+from penstock.prepare.model import find_model
 from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 from tests.gguf_models import write_gguf

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.cli.models.store import LocalStore
 from penstock.config import ServerConfig
-from penstock.frontend import ServedModel, create_app
+from penstock.frontend import ModelRegistry, ServedModel, Serving, create_app
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from penstock.weights.cached_models import cached_models
@@ -28,9 +28,11 @@ def site(tiny_checkpoint: Callable[..., Path]) -> Site:
     folder = tiny_checkpoint("qwen3")
     tokenizer = Tokenizer.load(folder)
     engine = ScriptedClient(lambda request, choice: [5], vocab_size=tokenizer.vocab_size, eos=0)
-    model = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1)
+    model = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1, path=folder)
     metrics = Metrics(CollectorRegistry())
-    app = create_app(model, ServerConfig(served_model_name=NAME), metrics, store=LocalStore(folder))
+    serving = Serving(model, metrics)
+    store = LocalStore(serving.paths)
+    app = create_app(ModelRegistry(serving), ServerConfig(served_model_name=NAME), metrics, store=store)
     return Site(app, engine, tokenizer, metrics, httpx.AsyncClient())
 
 
@@ -99,12 +101,33 @@ async def test_a_client_that_goes_ends_the_download_and_the_next_one_goes_on(sit
         assert present() == {MODEL}
 
 
-async def test_the_served_model_cannot_be_deleted_by_its_hub_name(
-    tiny_checkpoint: Callable[..., Path], dense_hub: StandInHub
-) -> None:
-    LocalStore(Path("/nowhere")).pull(MODEL, lambda done, total: None)
-    (model,) = cached_models()
-    assert model.path is not None
-    with pytest.raises(ValueError, match="in use"):
-        LocalStore(model.path).remove(MODEL)
-    assert present() == {MODEL}
+async def test_models_in_use_cannot_be_deleted_by_their_hub_name(site: Site, dense_hub: StandInHub) -> None:
+    """After a reload: that is the new model, and the old one while a request still uses it."""
+    store = LocalStore(site.serving.paths)
+    store.pull(MODEL, lambda done, total: None)
+    (found,) = cached_models()
+    first, second = (
+        ServedModel(
+            name=name,
+            client=ScriptedClient(lambda request, choice: [5], vocab_size=site.tokenizer.vocab_size, eos=0),
+            tokenizer=site.tokenizer,
+            created=1,
+            path=path,
+        )
+        for name, path in (("hub", found.path), ("other", Path("/nowhere")))
+    )
+    site.serving.exchange(first)
+    await until(lambda: site.serving.versions.before is None)
+    request = site.serving.version.enter()
+    async with live(site) as port:
+        client = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
+        with pytest.raises(ollama.ResponseError, match="in use"):
+            await client.delete(MODEL)
+        site.serving.exchange(second)
+        with pytest.raises(ollama.ResponseError, match="in use"):
+            await client.delete(MODEL)
+        assert present() == {MODEL}
+        request.leave()
+        await until(lambda: site.serving.versions.before is None)
+        assert (await client.delete(MODEL)).status == "success"
+    assert present() == set()

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from penstock.config import ServerConfig
-from penstock.frontend import ServedModel, create_app
+from penstock.frontend import ServedModel
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
-from tests.frontend.conftest import NAME, Site, live
+from tests.frontend.conftest import NAME, Site, app_of, live
 from tests.frontend.scripted import ScriptedClient
 
 SPACE = "▁"
@@ -92,7 +92,7 @@ def coder(folder: Path) -> Site:
     )
     model = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1)
     metrics = Metrics(CollectorRegistry())
-    app = create_app(model, ServerConfig(served_model_name=NAME), metrics)
+    app = app_of(model, ServerConfig(served_model_name=NAME), metrics)
     return Site(app, engine, tokenizer, metrics, httpx.AsyncClient())
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.cli.prepare import find_model
 from penstock.config import EngineConfig, detect_hardware
 from penstock.families import load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import PackedWeight, SectionedWeight
+from penstock.prepare.model import find_model
 from penstock.runtime.loading.load import load_runner
 from penstock.weights.load import load_parameters
 from tests.smollm2 import smollm2

@@ -21,12 +21,13 @@ from penstock.bench.roofline import MachineProbe, MachineRates, least_seconds
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, LengthRange, WorkloadRequest, mixed, parse_cases
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
-from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
-from penstock.cli.output import cell, check_file, show_table, write_json
-from penstock.cli.prepare import PreparedModel
+from penstock.cli.output import cell, show_table, write_json
 from penstock.config.texts import checked_flag
 from penstock.observe.reporting import reporting
+from penstock.prepare.engine import own_engine
+from penstock.prepare.files import check_file
+from penstock.prepare.model import PreparedModel
 
 PROBE_SECONDS = 0.25  # for each rate that is measured before and after a case
 

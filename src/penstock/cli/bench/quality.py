@@ -18,14 +18,15 @@ from penstock.bench.quality import (
     windows_json,
 )
 from penstock.cli.bench.sizes import BenchSizes, with_sizes
-from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file, show_table, write_file, write_json
-from penstock.cli.prepare import FoundModel, PreparedModel, find_model, prepare_found
+from penstock.cli.output import show_table, write_file, write_json
 from penstock.config import format_bytes
 from penstock.families import model_facts
 from penstock.messages import MemoryRow
 from penstock.observe.reporting import reporting
+from penstock.prepare.engine import own_engine
+from penstock.prepare.files import check_file
+from penstock.prepare.model import FoundModel, PreparedModel, find_model, prepare_found
 from penstock.text import Tokenizer
 
 WINDOWS, WINDOW_TOKENS = 32, 512

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from penstock.cli.options import Flags
-from penstock.cli.prepare import FoundModel, PreparedModel, find_model, prepare_found
 from penstock.config import ConfigError
 from penstock.families import model_facts
+from penstock.prepare.model import FoundModel, PreparedModel, find_model, prepare_found
 
 
 class BenchSizes(NamedTuple):

@@ -1,7 +1,7 @@
 """The models on this machine for `penstock serve --manage-models`: `list`, `pull` and `rm` without a terminal."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.cli.models.rm import find_removal
@@ -13,9 +13,9 @@ from penstock.weights.local_models import local_models
 class LocalStore:
     """A `frontend.store.ModelStore`."""
 
-    def __init__(self, served: Path) -> None:
-        """`served` is the path of the model that the server uses, which cannot be removed."""
-        self._served = served.absolute()  # with its links: a cache's snapshot links to files that have no model's name
+    def __init__(self, in_use: Callable[[], Sequence[Path]]) -> None:
+        """`in_use` returns the paths of the models that the server uses now. They cannot be removed."""
+        self._in_use = in_use
         self._pulling = threading.Lock()  # one download at a time: it fills the disk and the line
 
     def models(self) -> list[StoredModel]:
@@ -39,8 +39,9 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         models, strategy = find_removal(name, None)
+        used = [path.absolute() for path in self._in_use()]  # with links: a snapshot's files have no model's name
         for model in models:
             repository = model.repository
-            if repository is not None and self._served.is_relative_to(repository.absolute()):
+            if repository is not None and any(path.is_relative_to(repository.absolute()) for path in used):
                 raise ValueError(f"{name} is in use: it has this server's model; stop the server, then run penstock rm")
         strategy.execute()

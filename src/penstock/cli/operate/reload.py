@@ -2,42 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace as with_changes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.cli.device import detect_device
-from penstock.cli.engine import verified
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.prepare import (
-    FoundModel,
-    PreparedModel,
-    find_given,
-    prepare_found,
-    read_given,
-    served_model,
-    text_digest,
-)
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
+from penstock.config.settings import GivenSettings
+from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
 from penstock.engine.processors import running_on
+from penstock.frontend import ServedModel
+from penstock.frontend.versions.reloads import Start
+from penstock.frontend.versions.series import Model
 from penstock.messages import EngineClient, EngineInfo
+from penstock.observe.costs import CostModel
 from penstock.observe.processes import usage
-from penstock.text import Tokenizer
+from penstock.prepare.device import detect_device
+from penstock.prepare.engine import verified
+from penstock.prepare.model import FoundModel, PreparedModel, find_given, prepare_found, read_given
+from penstock.prepare.served import load_tokenizer, served_model, text_digest
 from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck
 
-if TYPE_CHECKING:
-    from penstock.config.settings import GivenSettings
-    from penstock.engine.client import StreamingClient
-    from penstock.frontend import ServedModel
-    from penstock.frontend.versions.reloads import Start
-    from penstock.observe.costs import CostModel
-
 _log = logging.getLogger("penstock.serving")
+M = TypeVar("M", bound=Model)
 
 # The fields of ServerConfig that belong to the model: a reload changes them. The others are the server's own.
 _OF_THE_MODEL = {"served_model_name", "aliases", "tool_format", "reasoning_format", "thinking_budget"}
@@ -48,13 +40,32 @@ class LoadedVersion(NamedTuple):
     """The settings and files from which a version was loaded."""
 
     prepared: PreparedModel
-    settings: "GivenSettings"
+    settings: GivenSettings
     states: tuple[FileState, ...]
     texts: str  # of `text_digest`
 
     @classmethod
     def of(cls, prepared: PreparedModel, given: Given) -> "LoadedVersion":
         return cls(prepared, given.settings, file_states(prepared.path), text_digest(prepared.answers))
+
+
+# Loads a version whose engine has computed a token, with the costs of its steps. Raises EngineError, OSError or
+# ValueError.
+Load = Callable[[StreamingClient, CostModel | None], Awaitable[M]]
+# Does the work that does not need the new engine, and returns what loads the version. The second argument is the model
+# that is served.
+Loader = Callable[[LoadedVersion, M], Awaitable[Load[M]]]
+
+
+async def load_here(new: LoadedVersion, before: ServedModel) -> Load[ServedModel]:
+    """The Loader of a server that has one API process, this one."""
+    answers = new.prepared.answers
+    tokenizer = await load_tokenizer(answers, new.texts, before)
+
+    async def load(client: StreamingClient, costs: CostModel | None) -> ServedModel:
+        return await asyncio.to_thread(served_model, answers, client, tokenizer, costs, new.texts)
+
+    return load
 
 
 class Reloader:
@@ -66,35 +77,26 @@ class Reloader:
         self._processors = processors
         self._loaded = loaded
 
-    async def prepare(self, serving: "ServedModel", beside: bool) -> "Start[ServedModel] | None":
-        """See `penstock.frontend.versions.reloads.Prepare`."""
-        new = await self.read(serving.client, beside)
+    async def prepare(self, served: M, beside: bool, loader: Loader[M]) -> Start[M] | None:
+        """See `penstock.frontend.versions.reloads.Prepare`. `loader` is how these processes load a version."""
+        new = await asyncio.to_thread(self._read, served.client, beside)
         if new is None:
             return None
-        # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
-        same = new.texts == self._loaded.texts
-        tokenizer = serving.tokenizer if same else await asyncio.to_thread(Tokenizer.load, new.prepared.path)
+        load = await loader(new, served)
 
-        async def start() -> "ServedModel":
-            client, costs = await self.start_engine(new, serving.client.info)
+        async def start() -> M:
+            client, costs = await self._start_engine(new, served.client.info)
             try:
-                served = await asyncio.to_thread(
-                    served_model, new.prepared.answers, client, tokenizer, costs, new.texts
-                )
+                model = await load(client, costs)
             except BaseException:
                 await client.close()
                 raise
-            self.serves(new)
-            return served
+            self._loaded = new
+            return model
 
         return start
 
-    async def read(self, running: EngineClient, beside: bool) -> LoadedVersion | None:
-        """Returns what a new version would be loaded from, or None if it is what the version served was loaded from.
-        With `beside`, its engine must fit beside the one that runs. Raises ValueError or OSError."""
-        return await asyncio.to_thread(self._read, running, beside)
-
-    async def start_engine(self, new: LoadedVersion, before: EngineInfo) -> "tuple[StreamingClient, CostModel | None]":
+    async def _start_engine(self, new: LoadedVersion, before: EngineInfo) -> tuple[StreamingClient, CostModel | None]:
         """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
         and CheckpointError."""
         prepared = new.prepared
@@ -107,11 +109,9 @@ class Reloader:
             await client.close()
             raise
 
-    def serves(self, new: LoadedVersion) -> None:
-        """Takes note that a version is served, with which the next reload compares."""
-        self._loaded = new
-
     def _read(self, running: EngineClient, beside: bool) -> LoadedVersion | None:
+        """Returns what a new version would be loaded from, or None if it is what the version served was loaded from.
+        With `beside`, its engine must fit beside the one that runs. Raises ValueError or OSError."""
         given = read_given(self._model, self._flags)
         found = find_given(given)
         if (given.settings, file_states(found.path)) == (self._loaded.settings, self._loaded.states):

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.output import duration
-from penstock.cli.prepare import FoundModel
 from penstock.config import ConfigError, DoesNotFit, Hardware, format_bytes
 from penstock.config.machine.devices import Devices
 from penstock.families import CannotSplit
 from penstock.families.step_cost import step_cost
 from penstock.kernels.native.loader import instruction_sets
+from penstock.prepare.model import FoundModel
 
 WEIGHTS = {"cpu": ("none", "int8", "int4"), "cuda": ("none", "fp8", "int8", "int4")}
 PAGES = {"cpu": ("auto", "int8"), "cuda": ("auto", "fp8")}

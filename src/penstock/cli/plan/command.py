@@ -10,20 +10,22 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.checks import check_start
-from penstock.cli.device import detect_device
+from penstock.cli.memory_table import memory_table
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file, write_file
+from penstock.cli.output import write_file
 from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
-from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, ModelFacts, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
 from penstock.config.weights import GGUF_FORMATS, weights_bytes
 from penstock.families import model_facts
 from penstock.gguf import GgufFile, is_gguf, read_gguf
+from penstock.prepare.checks import check_start
+from penstock.prepare.device import detect_device
+from penstock.prepare.files import check_file
+from penstock.prepare.model import FoundModel, find_model
 from penstock.text import Tokenizer
 
 

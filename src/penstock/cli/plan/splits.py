@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.output import duration
-from penstock.cli.prepare import FoundModel
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, format_bytes
 from penstock.config.machine.devices import Devices
 from penstock.declared.settings import DEFAULTS
 from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
+from penstock.prepare.model import FoundModel
 
 # Settings that are left out for all splits but the one that the settings name. The number of threads was chosen for
 # that split. A number of speculative tokens is an error where speculation is off, as it is by default with pipeline

@@ -5,17 +5,15 @@ import gc
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from penstock.cli.checks import check_tls
+from penstock.cli.serving.processors import off_the_loop
 from penstock.config import ServerConfig
-from penstock.engine.processors import keep_off
-from penstock.frontend import RequestLimits, ServedModel, create_app
+from penstock.frontend import ModelRegistry, RequestLimits, Serving, create_app
 from penstock.frontend import serve as serve_http
 from penstock.frontend.siblings import Siblings
-from penstock.frontend.versions.reloads import Prepare
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
+from penstock.prepare.checks import check_tls
 from penstock.version import __version__
 
 SWITCH_SECONDS = 0.0005  # that a worker thread holds the interpreter while the event loop waits; the default is 5 ms
@@ -26,25 +24,23 @@ class Answering:
 
     def __init__(
         self,
-        path: Path,
-        served: ServedModel,
+        serving: Serving,
         server: ServerConfig,
         metrics: Metrics,
-        prepare: Prepare[ServedModel] | None,
         grpc: tuple[str, int] | None,
         siblings: Siblings | None = None,
     ) -> None:
-        """`path` is the model's, `grpc` the address of the gRPC service."""
+        """`metrics` has the series of the model, `grpc` is the address of the gRPC service."""
         limits = RequestLimits.of(server)
-        self._served, self._delay = served, server.shutdown_delay
-        self._tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
+        self._serving, self._delay = serving, server.shutdown_delay
+        self._tracer = Tracer(server.otlp_endpoint, __version__) if server.otlp_endpoint else None
         store = None
         if server.manage_models:
             from penstock.cli.models.store import LocalStore
 
-            store = LocalStore(path)
+            store = LocalStore(serving.paths)
         limits = limits if siblings is None else limits.share(server.api_processes)
-        self.app = create_app(served, server, metrics, limits, self._tracer, store, prepare, siblings)
+        self.app = create_app(ModelRegistry(serving), server, metrics, limits, self._tracer, store, siblings)
         self.tls = check_tls(server)
         if (tls := self.tls) is not None:
             metrics.certificate_end = lambda: tls.certificate.not_after
@@ -70,7 +66,7 @@ class Answering:
             ready()
 
         sys.setswitchinterval(SWITCH_SECONDS)
-        with keep_off(self._served.client.info.cpu):  # the processor that the engine's loop stays on
+        with off_the_loop(self._serving.versions):
             try:
                 await serve_http(
                     self.app,

@@ -17,7 +17,6 @@ import msgspec
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from penstock.cli.prepare import AnswerSettings, served_model
 from penstock.cli.serving.answering import Answering
 from penstock.engine.child import die_with_parent
 from penstock.engine.link.mux import Mux
@@ -26,10 +25,12 @@ from penstock.engine.shared.hub_link import HubLink
 from penstock.engine.shared.orders import SupervisorLink
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Serving
+from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError
 from penstock.observe.logs import configure_logging
 from penstock.observe.metrics import Metrics
+from penstock.prepare.model import AnswerSettings
+from penstock.prepare.served import load_tokenizer, served_model
 from penstock.text import Tokenizer
 
 
@@ -92,12 +93,11 @@ class ReloadReply(msgspec.Struct, frozen=True):
 class Follower:
     """Follows the supervisor in a reload."""
 
-    def __init__(self, serving: Serving, mux: Mux, supervisor: SupervisorLink, texts: str) -> None:
+    def __init__(self, serving: Serving, mux: Mux, supervisor: SupervisorLink) -> None:
         self._serving, self._mux, self._supervisor = serving, mux, supervisor
-        self._texts = texts  # of the version that is served
         self._loading: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
-        self._next: tuple[ServedModel, str] | None = None  # loaded, with its texts
+        self._next: ServedModel | None = None  # loaded
 
     def load(self, offer: Offer) -> None:
         """Loads a version, and says that it is there or why it cannot be."""
@@ -110,12 +110,12 @@ class Follower:
             self._loading.cancel()
         found, self._next = self._next, None
         if found is not None:
-            self._loading = asyncio.create_task(_end(found[0]))
+            self._loading = asyncio.create_task(_end(found))
 
     def exchange(self) -> None:
         """Gives new requests the version that was loaded."""
         assert self._next is not None
-        (model, self._texts), self._next = self._next, None
+        model, self._next = self._next, None
         self._serving.exchange(model)
 
     def hold(self, serial: str) -> None:
@@ -136,11 +136,9 @@ class Follower:
         try:
             new = msgspec.json.decode(offer.settings, type=NewVersion)
             engine = await link.client()
-            # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
-            same, path = new.texts == self._texts, Path(new.answers.path)
-            tokenizer = self._serving.model.tokenizer if same else await asyncio.to_thread(Tokenizer.load, path)
+            tokenizer = await load_tokenizer(new.answers, new.texts, self._serving.model)
             arguments = new.answers, engine, tokenizer, None, new.texts, new.created
-            self._next = await asyncio.to_thread(served_model, *arguments), new.texts
+            self._next = await asyncio.to_thread(served_model, *arguments)
         except (ValueError, OSError, EngineError) as failure:
             error = f" {failure}"
         finally:
@@ -184,9 +182,10 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     engine = await link.client()
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
     server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
-    answering = Answering(Path(start.answers.path), served, server, metrics, None, start.grpc, neighbours)
-    background, tls, serving = answering.app.background, answering.tls, answering.app.serving
-    follower = Follower(serving, mux, supervisor, start.texts)
+    serving = Serving(served, metrics, server.drain_timeout)
+    answering = Answering(serving, server, metrics, start.grpc, neighbours)
+    background, tls = answering.app.background, answering.tls
+    follower = Follower(serving, mux, supervisor)
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
     if background is not None:
@@ -198,7 +197,7 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
 
 def _counts(metrics: Metrics, serving: Serving) -> bytes:
     models = {}
-    for series in serving.series:
+    for series in serving.versions.series:
         queue = series.engines.queue
         models[series.of_model.name] = {
             "model": series.of_model.counts(),

@@ -10,10 +10,10 @@ from penstock.cli.address import url_of
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import PreparedModel
     from penstock.config import Resolved
     from penstock.frontend.http.tls import TLS
     from penstock.messages import EngineInfo
+    from penstock.prepare.model import PreparedModel
 
 log = logging.getLogger("penstock.serve")
 
@@ -50,7 +50,7 @@ def show_memory(resolved: "Resolved") -> None:
     if resolved.server.log_format == "text":
         from rich.console import Console
 
-        from penstock.cli.prepare import memory_table
+        from penstock.cli.memory_table import memory_table
         from penstock.observe.stderr import complain
 
         text, stderr = StringIO(), Console(stderr=True)

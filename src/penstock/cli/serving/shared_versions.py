@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.cli.operate.reload import LoadedVersion, Reloader
-from penstock.cli.prepare import fingerprint_of
+from penstock.cli.operate.reload import Load, LoadedVersion
 from penstock.cli.serving.api_process import ApiStart, NewVersion
 from penstock.cli.serving.process_slot import ProcessSlot
 from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
-from penstock.frontend.versions.reloads import Start
 from penstock.frontend.versions.series import Series
+from penstock.frontend.versions.versions import Versions
 from penstock.messages import ControlAnswer, ControlMessage, EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.metrics import Metrics
+from penstock.prepare.served import fingerprint_of
 
 _log = logging.getLogger("penstock.serving")
 
@@ -46,66 +46,67 @@ class SharedModel:
         return self.start.answers.server.served_model_name
 
 
-class SharedVersions:
-    """A frontend.versions.reloads.Versions of several processes."""
+class SharedVersion:
+    """A version, and the hub that shares its engine among the processes."""
 
-    def __init__(
-        self, model: SharedModel, slots: Sequence[ProcessSlot], metrics: Metrics, operate: OperateVersion
-    ) -> None:
-        self.model = model
-        self._series = Series(metrics, model)
-        self.hub = Hub(model.client, model.start.version)
-        self.hub.on_step = self._observe(self._series)
-        self._slots, self._operate = slots, operate
-        self._offered = self.hub.version  # the last version that was offered to processes
-        self._next = self.hub  # of that version
-        self._old: tuple[Hub, Series] | None = None
-        self._retiring: asyncio.Task[None] | None = None
+    def __init__(self, model: SharedModel, hub: Hub, series: Series) -> None:
+        self.model, self.hub, self.series = model, hub, series
+        hub.on_step = lambda stats: series.of_model.observe_steps(series.engines.stats())
 
     @property
     def requests(self) -> int:
         return self.hub.requests
 
-    @property
-    def retiring(self) -> int | None:
-        return None if self._old is None else self._old[0].requests
+    async def unused(self) -> None:
+        """Returns when all processes have left the version."""
+        await self.hub.left()
+
+    async def close(self) -> None:
+        self.hub.close()
+        await self.model.client.close()
+
+
+class SharedVersions:
+    """A frontend.versions.reloads.Reloadable of several processes."""
+
+    def __init__(
+        self, model: SharedModel, slots: Sequence[ProcessSlot], metrics: Metrics, operate: OperateVersion
+    ) -> None:
+        hub = Hub(model.client, model.start.version)
+        self.versions = Versions(SharedVersion(model, hub, Series(metrics, model)))
+        self._slots, self._operate = slots, operate
+        self._offered = hub.version  # the last version that was offered to processes
+        self._next = hub  # of that version
 
     @property
-    def series(self) -> list[Series]:
-        """The series of the version, and of the one before if that has another name and is still used."""
-        old = self._old
-        return [self._series] if old is None or old[1] is self._series else [self._series, old[1]]
+    def model(self) -> SharedModel:
+        return self.versions.current.model
 
     def join(self, slot: ProcessSlot) -> None:
         """Gives a process that has been started with the version a port."""
-        hub = self.hub
+        hub = self.versions.current.hub
         slot.join(hub, lambda message: self._operate(hub, message))
 
     async def hold(self) -> None:
-        """See frontend.versions.reloads.Versions. Raises EngineError if a process ends."""
+        """See Reloadable. Raises EngineError if a process ends."""
         await asyncio.gather(*(slot.hold() for slot in self._slots))
 
     def release(self) -> None:
+        """See Reloadable."""
         self.order("release")
 
-    def starts(self, reloader: Reloader, new: LoadedVersion) -> Start[SharedModel]:
-        """Returns what starts the engine of a version and lets all processes load it."""
+    async def loader(self, new: LoadedVersion, before: SharedModel) -> Load[SharedModel]:
+        """The Loader of several processes: all of them load the version."""
 
-        async def start() -> SharedModel:
-            client, costs = await reloader.start_engine(new, self.model.client.info)
+        async def load(client: StreamingClient, costs: CostModel | None) -> SharedModel:
             self._offered += 1
             fields = {"answers": new.prepared.answers, "texts": new.texts, "created": int(time.time())}
-            start = msgspec.structs.replace(self.model.start, version=self._offered, **fields)
+            start = msgspec.structs.replace(before.start, version=self._offered, **fields)
             model = SharedModel(start, client, costs)
-            try:
-                await self._offer(model)
-            except BaseException:
-                await client.close()
-                raise
-            reloader.serves(new)
+            await self._offer(model)
             return model
 
-        return start
+        return load
 
     async def _offer(self, model: SharedModel) -> None:
         """Lets all processes load a version. Raises EngineError if one cannot, and then no process has it."""
@@ -135,36 +136,12 @@ class SharedVersions:
             raise
 
     def exchange(self, model: SharedModel) -> None:
-        """See frontend.versions.reloads.Versions. All processes have loaded the version."""
-        old, series, hub = self.model, self._series, self.hub
-        self.model, self._series = model, series.after(model)
-        self.hub, self._old = self._next, (hub, series)
-        self.hub.on_step = self._observe(self._series)
+        """See Reloadable. All processes have loaded the version."""
+        series = self.versions.current.series.after(model)
+        self.versions.exchange(SharedVersion(model, self._next, series))
         for slot in self._slots:
             slot.start = msgspec.structs.replace(model.start, number=slot.number)
         self.order("exchange")
-        self._retiring = asyncio.create_task(self._retire(old, hub, series))
-
-    async def close(self) -> None:
-        """Closes all ports and ends all engines."""
-        if self._retiring is not None and self._old is not None:
-            self._retiring.cancel()
-            self._old[0].close()
-            await self._old[0].client.close()
-        self.hub.close()
-        await self.model.client.close()
-
-    async def _retire(self, old: SharedModel, hub: Hub, series: Series) -> None:
-        began = time.monotonic()
-        await hub.left()
-        hub.close()
-        await old.client.close()
-        series.ended(old.client, self._series)
-        self._old = None
-        _log.info("%s %s has ended, after %.1f s", old.name, old.fingerprint, time.monotonic() - began)
-
-    def _observe(self, series: Series) -> Callable[[object], None]:
-        return lambda stats: series.of_model.observe_steps(series.engines.stats())
 
     def order(self, name: str) -> None:
         """Sends all processes an order."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.cli.checks import check_tls
 from penstock.cli.operate.reload import Reloader
 from penstock.cli.serving.api_process import ApiStart, ReloadReply
 from penstock.cli.serving.process_slot import ProcessSlot
+from penstock.cli.serving.processors import off_the_loop
 from penstock.cli.serving.shared_versions import SharedModel, SharedVersions
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import StreamingClient
@@ -32,6 +32,7 @@ from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts, add
 from penstock.observe.metrics import Metrics
 from penstock.observe.processes import usage_of_one
+from penstock.prepare.checks import check_tls
 
 MARGIN_SECONDS = 5.0  # beyond the time to stop, after which an API process is killed
 
@@ -92,10 +93,15 @@ class Supervisor:
         self._versions = versions = SharedVersions(
             SharedModel(self._start, client, costs), self._slots, self._metrics, self._operate
         )
-        self._reloads = Reloads(versions, self._metrics.reloads, self._server.drain_timeout, self._prepare)
+        self._reloads = Reloads[SharedModel](versions, self._metrics.reloads, self._server.drain_timeout, self._prepare)
         self._tls = check_tls(self._server)
         if (tls := self._tls) is not None:
             self._metrics.certificate_end = lambda: tls.certificate.not_after
+        with off_the_loop(versions.versions):
+            await self._run(ready)
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        versions, tls = self._versions, self._tls
         stopping, hurry = handle_signals(self._hang_up)
         keeping = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
         waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._announce(ready))]
@@ -117,7 +123,7 @@ class Supervisor:
             failures = [result for result in await asyncio.gather(*keeping, return_exceptions=True) if result]
             await self._reloads.close()
             failure = versions.model.client.failure
-            await versions.close()
+            await versions.versions.close()
         if failure:
             raise EngineError("the engine ended before the server was stopped; the log above says why")
         if failures:
@@ -171,8 +177,7 @@ class Supervisor:
 
     async def _prepare(self, model: SharedModel, beside: bool) -> Start[SharedModel] | None:
         reloader = self._reloader
-        new = None if reloader is None else await reloader.read(model.client, beside)
-        return None if reloader is None or new is None else self._versions.starts(reloader, new)
+        return None if reloader is None else await reloader.prepare(model, beside, self._versions.loader)
 
     async def _sleep_when_unused(self, seconds: float) -> None:
         used, steps = time.monotonic(), -1
@@ -203,7 +208,7 @@ class Supervisor:
                 return f"{content_type}\n{body.decode()}"
             case "load":
                 await self._count()
-                return load_of(self._versions.series[0].of_model).decode()
+                return load_of(self._versions.versions.series[0].of_model).decode()
             case "reply":
                 slot.reply(argument)
             case "reload":
@@ -232,7 +237,7 @@ class Supervisor:
             for slot in self._slots:
                 total = add(total, slot.counts)
             self._metrics.load({"requests": {}, "in_flight": 0, **total["server"]})
-            for series in self._versions.series:
+            for series in self._versions.versions.series:
                 name, queue = series.of_model.name, series.engines.queue
                 if (found := total.get("models", {}).get(name)) is None:
                     continue

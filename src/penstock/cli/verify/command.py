@@ -7,14 +7,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
-from penstock.cli.output import check_file, write_json
-from penstock.cli.prepare import PreparedModel, prepare
+from penstock.cli.output import write_json
 from penstock.cli.verify.answers import QUESTIONS, WINDOWS, ModelAnswer, check_answers
 from penstock.cli.verify.finding import Finding
 from penstock.cli.verify.text_checks import check_text
 from penstock.observe.reporting import reporting
+from penstock.prepare.engine import own_engine
+from penstock.prepare.files import check_file
+from penstock.prepare.model import PreparedModel, prepare
 from penstock.text import Tokenizer
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}

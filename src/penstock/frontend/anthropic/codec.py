@@ -6,7 +6,7 @@ import orjson
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.anthropic.errors import error_body
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.http.sse import STREAM_TYPE, sse_event
@@ -28,7 +28,7 @@ class MessageCodec:
 
     stream_type = STREAM_TYPE
 
-    def __init__(self, context: RequestContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool) -> None:
+    def __init__(self, context: ModelContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool) -> None:
         """`reader` divides the text; without it, all text is content. `thinking`: the message shows reasoning.
         `shortened`: the context allows fewer tokens than the request's limit."""
         self._reader = reader

@@ -18,7 +18,7 @@ _prompts = msgspec.json.Decoder(PromptFields)
 async def read_message(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_messages, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     options = GenerationOptions(
         stop=stop_strings(fields.stop_sequences), seed=fields.seed, sampling=given_sampling(fields)
     )
@@ -36,13 +36,13 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
     part, reader = await prepare_chat(context, chat, len(body))
     shortened = part.request.sampling.max_tokens < fields.max_tokens
     codec = MessageCodec(context, reader, thinking=shows_thinking(fields), shortened=shortened)
-    return Call((part,), codec, bool(fields.stream), "chat")
+    return Call(context, (part,), codec, bool(fields.stream), "chat")
 
 
 async def count_tokens(body: bytes, context: RequestContext) -> bytes:
     """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_prompts, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     use = read_tools(fields, context.model, context.limits)
     prompt = await encode_messages(context, await read_prompt(fields, context.limits, use), len(body))
     return orjson.dumps({"input_tokens": len(prompt.ids)})

@@ -10,16 +10,16 @@ from penstock.frontend.served import ServedModel
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The list of the model's names."""
-    names = (context.model.name, *context.model.aliases)
-    fields = {"data": [_fields(context.model, name) for name in names], "has_more": False}
+    """The list of the models' names."""
+    names = context.models.names()
+    fields = {"data": [_fields(context.models.find(name).model, name) for name in names], "has_more": False}
     return orjson.dumps({**fields, "first_id": names[0], "last_id": names[-1]})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
-    """The model under one of its names. Raises APIError 404 for another name."""
+    """A model under one of its names. Raises APIError 404 for another name."""
     name = context.path["id"]
-    context.model.check_name(name)
+    context = await context.for_model(name)
     return orjson.dumps(_fields(context.model, name))
 
 

@@ -30,7 +30,7 @@ from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.serving import Serving
+from penstock.frontend.registry import ModelRegistry
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(
@@ -97,7 +97,7 @@ class Access:
         self,
         app: ASGIApp,
         *,
-        serving: Serving,
+        models: ModelRegistry,
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
@@ -126,7 +126,7 @@ class Access:
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
         is served.
         """
-        self.serving = serving
+        self.models = models
         self.lifecycle = lifecycle
         self.bodies = bodies
         self.unread = unread

@@ -15,7 +15,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.connection import BoundedProtocol
 from penstock.frontend.http.tls import TLS
-from penstock.frontend.serving import Serving
+from penstock.frontend.registry import ModelRegistry
 from penstock.messages import EngineError
 
 _ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
@@ -70,17 +70,17 @@ async def serve(
     config = _uvicorn_config(app, tls)
     server = _Server(config, ready)
     if stop is None:
-        stopping, hurry = handle_signals(lambda: _hang_up(tls, app.serving))
+        stopping, hurry = handle_signals(lambda: _hang_up(tls, app.models))
     else:
         stopping, hurry = stop, hurry or asyncio.Event()
     watching = None if tls is None else asyncio.create_task(tls.watch())
     background = None if app.background is None else asyncio.create_task(app.background.run())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
-    given_up = asyncio.create_task(_until_ended(app.serving))
+    given_up = asyncio.create_task(_until_ended(app.models))
     try:
         await asyncio.wait((running, stopped, given_up), return_when=asyncio.FIRST_COMPLETED)
-        if app.serving.healthy:
+        if app.models.healthy:
             await _serve_on(app, delay, hurry, running, given_up)
             await _drain(app, hurry)
     finally:
@@ -92,8 +92,8 @@ async def serve(
         if background is not None:
             background.cancel()
             await asyncio.gather(background, return_exceptions=True)
-        ended = not app.serving.healthy
-        await app.serving.close()  # requests that are still in flight end now, with an error
+        ended = not app.models.healthy
+        await app.models.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
         if beside is not None:
             await beside.stop(HURRIED_SECONDS)
@@ -135,9 +135,9 @@ def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
     return BoundedSocket(app.limits, app.bodies, **connection)
 
 
-async def _until_ended(serving: Serving) -> None:
+async def _until_ended(models: ModelRegistry) -> None:
     """Returns 0.5 s after the engine has ended for good, so that streams can send their errors first."""
-    while serving.healthy:
+    while models.healthy:
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -223,10 +223,11 @@ def handle_signals(hang_up: Callable[[], Awaitable[None]]) -> tuple[asyncio.Even
     return stopping, hurry
 
 
-async def _hang_up(tls: TLS | None, serving: Serving) -> None:
+async def _hang_up(tls: TLS | None, models: ModelRegistry) -> None:
     if tls is not None:
         asyncio.get_running_loop().run_in_executor(None, tls.reload)
-    try:
-        _log.info("SIGHUP: %s", await serving.reloads.reload())
-    except APIError as error:
-        _log.error("SIGHUP: %s", error)
+    for served in models.all:
+        try:
+            _log.info("SIGHUP: %s", await served.reloads.reload())
+        except APIError as error:
+            _log.error("SIGHUP: %s", error)

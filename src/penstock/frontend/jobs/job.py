@@ -14,7 +14,7 @@ from penstock.frontend.jobs.input import InputError, Lines, check_input, read_li
 from penstock.frontend.jobs.lines import BatchLine, read_line, write_line
 from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.local import ServedRequests
+from penstock.frontend.local import LocalRequests
 from penstock.frontend.storage import batches, files
 from penstock.frontend.storage.database import Database
 
@@ -35,7 +35,7 @@ class BatchJob:
         self,
         batch: batches.Fields,
         storage: Database,
-        local: ServedRequests,
+        local: LocalRequests,
         limits: RequestLimits,
         places: BatchPlaces,
     ) -> None:

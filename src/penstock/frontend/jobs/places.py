@@ -11,9 +11,9 @@ class BatchPlaces:
     """Counts the requests of batches in the engine. A place that becomes free goes to the batch that has been waiting
     longest, so batches of any size get equal numbers of places while they have requests left."""
 
-    def __init__(self, most: int, others: Callable[[], int]) -> None:
-        """There are `most` places; a quarter of these while `others`, which counts the requests of clients in flight,
-        is above 0."""
+    def __init__(self, most: Callable[[], int], others: Callable[[], int]) -> None:
+        """There are `most` places, which a reload may change; a quarter of these while `others`, which counts the
+        requests of clients in flight, is above 0."""
         self._most = most
         self._others = others
         self._taken = 0
@@ -44,7 +44,8 @@ class BatchPlaces:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._grant)
 
     def _grant(self) -> None:
-        places = max(self._most // 4, 1) if self._others() else self._most
+        most = self._most()
+        places = max(most // 4, 1) if self._others() else most
         while self._waiting and self._taken < places:
             place = self._waiting.popleft()
             if place.cancelled():

@@ -10,7 +10,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.jobs.job import BatchJob
 from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.local import ServedRequests
+from penstock.frontend.local import LocalRequests
 from penstock.frontend.storage import batches, files, responses
 from penstock.frontend.storage.database import Database, vacuum
 
@@ -25,7 +25,7 @@ class BatchRunner:
         self,
         storage: Database,
         owner: str,
-        local: ServedRequests,
+        local: LocalRequests,
         limits: RequestLimits,
         places: BatchPlaces,
         fresh: bool = True,

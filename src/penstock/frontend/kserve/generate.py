@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
@@ -19,7 +19,7 @@ from penstock.frontend.requests.sampling import (
     stop_strings,
 )
 
-VERSION = "1"  # of the one model
+VERSION = "1"  # of each model
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
 _decoder = msgspec.json.Decoder(GenerateFields)
 
@@ -34,14 +34,15 @@ async def read_stream(body: bytes, context: RequestContext) -> Call:
     return await _read(body, context, streams=True)
 
 
-def check_path(context: RequestContext) -> str:
-    """Returns the model's name in the path. Raises APIError 404 for another model or version."""
+async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
+    """Returns the context with the model in the path, and its name there. Raises APIError 404 for a model or version
+    that is not served."""
     name = context.path["model"]
-    context.model.check_name(name)
+    found = await context.for_model(name)
     version = context.path.get("version", VERSION)
     if version != VERSION:
         raise APIError(404, f"version {version[:40]!r} is not served here; this server has version {VERSION!r}")
-    return name
+    return found, name
 
 
 async def read_text(
@@ -53,7 +54,7 @@ async def read_text(
     streams: bool,
 ) -> Call:
     """Returns the call for a text. Raises APIError 400 that names the parameter."""
-    name = check_path(context)
+    context, name = await for_path(context)
     if answer_id is not None and len(answer_id) > context.limits.max_id_chars:
         raise invalid(
             f"id has {len(answer_id)} characters; the limit is {context.limits.max_id_chars}: shorten it", "id"
@@ -69,7 +70,7 @@ async def read_text(
     if answer_id is not None:
         head["id"] = answer_id
     echo = text if parameters.exclude_input_in_output is False else ""
-    return Call(parts, codec(head, echo), streams, "text_completion")
+    return Call(context, parts, codec(head, echo), streams, "text_completion")
 
 
 async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:

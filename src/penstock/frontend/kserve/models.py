@@ -1,11 +1,11 @@
-"""KServe's routes about the server and its model, which is always loaded."""
+"""KServe's routes about the server and its models, which are always loaded."""
 
 import orjson
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
-from penstock.frontend.kserve.generate import VERSION, check_path
+from penstock.frontend.kserve.generate import VERSION, for_path
 from penstock.frontend.kserve.infer import FLAGS, TEXTS
 from penstock.version import __version__
 
@@ -19,6 +19,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
     """The model's inputs and outputs. Raises APIError 404 for another model."""
+    _, name = await for_path(context)
     inputs = [
         {"name": name, "datatype": datatype, "shape": [1]}
         for names, datatype in ((TEXTS, "BYTES"), (FLAGS, "BOOL"))
@@ -26,7 +27,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     ]
     return orjson.dumps(
         {
-            "name": check_path(context),
+            "name": name,
             "versions": [VERSION],
             "platform": _PLATFORM,
             "inputs": inputs,
@@ -37,6 +38,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
 
 async def show_config(body: bytes, context: RequestContext) -> bytes:
     """Returns the part of Triton's model configuration that clients use. Raises APIError 404 for another model."""
+    _, name = await for_path(context)
     inputs = [
         {"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"}
         for names, kind in ((TEXTS, "TYPE_STRING"), (FLAGS, "TYPE_BOOL"))
@@ -44,7 +46,7 @@ async def show_config(body: bytes, context: RequestContext) -> bytes:
     ]
     return orjson.dumps(
         {
-            "name": check_path(context),
+            "name": name,
             "platform": _PLATFORM,
             "backend": _PLATFORM,
             "max_batch_size": 0,  # the inputs of a request have no batch dimension
@@ -57,29 +59,30 @@ async def show_config(body: bytes, context: RequestContext) -> bytes:
 
 async def is_ready(body: bytes, context: RequestContext) -> bytes:
     """Status 200 if the model can be used. Raises APIError 404 for another model, and 503."""
-    name = check_path(context)
-    if context.model.client.state.status in ("restarting", "ended"):
+    found, name = await for_path(context)
+    if found.model.client.state.status in ("restarting", "ended"):
         raise APIError(503, f"model {name!r} is not ready", retry_after=context.limits.retry_after)
     return orjson.dumps({"name": name, "ready": True})
 
 
 async def show_stats(body: bytes, context: RequestContext) -> bytes:
     """The model's entry without counts: those are metrics. Raises APIError 404 for another model."""
-    return orjson.dumps({"model_stats": [{"name": check_path(context), "version": VERSION}]})
+    _, name = await for_path(context)
+    return orjson.dumps({"model_stats": [{"name": name, "version": VERSION}]})
 
 
 async def list_repository(body: bytes, context: RequestContext) -> bytes:
-    names = (context.model.name, *context.model.aliases)
+    names = context.models.names()
     return orjson.dumps([{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names])
 
 
 async def load(body: bytes, context: RequestContext) -> Answer:
     """Success: the model is loaded. Raises APIError 404 for another model."""
-    check_path(context)
+    await for_path(context)
     return Answer(b"")
 
 
 async def unload(body: bytes, context: RequestContext) -> Answer:
     """Raises APIError 403: the model stays loaded, as long as the server runs. 404 for another model."""
-    name = check_path(context)
+    _, name = await for_path(context)
     raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")

@@ -12,7 +12,7 @@ from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import ROLES, ChatFields, Message
-from penstock.frontend.ollama.options import answer_nothing, check_model, read_request, read_think
+from penstock.frontend.ollama.options import answer_nothing, bare_name, read_request, read_think
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(ChatFields)
 async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
+    context = await context.for_model(bare_name(fields.model))
     if not fields.messages:
         return answer_nothing(fields, {"message": {"role": "assistant", "content": ""}})
     tools = check_tools(fields.tools, context.limits)
@@ -37,7 +37,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     chat = read_request(fields, messages, use, context.limits)
     part, reader = await prepare_chat(context, chat, len(body))
     codec = OllamaCodec(context, fields.model, part, reader, chat=True, thinking=fields.think is not False)
-    return Call((part,), codec, fields.stream is not False, "chat")
+    return Call(context, (part,), codec, fields.stream is not False, "chat")
 
 
 def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.ollama.errors import error_body
@@ -32,7 +32,7 @@ class OllamaCodec:
 
     def __init__(
         self,
-        context: RequestContext,
+        context: ModelContext,
         model: str,
         part: PromptPart,
         reader: ReplyReader | None,

@@ -8,10 +8,10 @@ import numpy as np
 import orjson
 
 from penstock.config.facts import PoolingFacts
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext, RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.ollama.options import check_model
+from penstock.frontend.ollama.options import bare_name
 from penstock.frontend.requests.pooling import (
     Vectors,
     check_count,
@@ -55,7 +55,8 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
     400 or 404 that names the parameter."""
     fields = decode(_embed, body)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
-    pooling = _pooling(context, fields.model)
+    context = await context.for_model(bare_name(fields.model))
+    pooling = _pooling(context)
     width = pooling.width if fields.dimensions is None else fields.dimensions
     if not 1 <= width <= pooling.width:
         raise invalid(f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}", "dimensions")
@@ -76,23 +77,23 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """The vector of a text, as the model gives it; an empty one without a text. Raises APIError 400 or 404 that names
     the parameter."""
     fields = decode(_embeddings, body)
-    pooling = _pooling(context, fields.model)
+    context = await context.for_model(bare_name(fields.model))
+    pooling = _pooling(context)
     if not fields.prompt:
         return orjson.dumps({"embedding": []})
     found, _ = await _vectors(context, pooling, [fields.prompt], "prompt", cut=True)
     return orjson.dumps({"embedding": np.ascontiguousarray(found[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _pooling(context: RequestContext, model: str) -> PoolingFacts:
-    check_model(context.model, model)
-    pooling = pooling_of(context, None)
+def _pooling(context: ModelContext) -> PoolingFacts:
+    pooling = pooling_of(context)
     if pooling.task != "embed":
         raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
     return pooling
 
 
 async def _vectors(
-    context: RequestContext, pooling: PoolingFacts, inputs: list[str], param: str, *, cut: bool
+    context: ModelContext, pooling: PoolingFacts, inputs: list[str], param: str, *, cut: bool
 ) -> tuple[Vectors, list[TextTokens]]:
     """With `cut`, texts that are too long are cut."""
     if not inputs:

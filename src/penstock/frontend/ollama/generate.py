@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from msgspec.structs import replace
 
-from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -13,7 +13,7 @@ from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import GenerateFields
 from penstock.frontend.ollama.options import (
     answer_nothing,
-    check_model,
+    bare_name,
     max_tokens,
     read_format,
     read_logprobs,
@@ -35,7 +35,7 @@ _decoder = msgspec.json.Decoder(GenerateFields)
 async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
+    context = await context.for_model(bare_name(fields.model))
     refuse_unsupported(fields)
     if not fields.prompt and not fields.suffix:
         return answer_nothing(fields, {"response": ""})
@@ -43,7 +43,8 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     prompt = fields.prompt or ""
     if fields.raw or fields.suffix:
         part = await _raw_part(fields, context, prompt)
-        return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
+        codec = OllamaCodec(context, fields.model, part, None, chat=False)
+        return Call(context, (part,), codec, streams, "text_completion")
     system = [{"role": "system", "content": fields.system}] if fields.system else []
     if fields.context:
         await asyncio.sleep(0)  # to decode and to check many token ids take 3 ms each
@@ -57,10 +58,10 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     part, reader = await prepare_chat(context, chat, len(body))
     thinking = fields.think is not False
     codec = OllamaCodec(context, fields.model, part, reader, chat=False, thinking=thinking, returns_context=True)
-    return Call((part,), codec, streams, "text_completion")
+    return Call(context, (part,), codec, streams, "text_completion")
 
 
-async def _raw_part(fields: GenerateFields, context: RequestContext, prompt: str) -> PromptPart:
+async def _raw_part(fields: GenerateFields, context: ModelContext, prompt: str) -> PromptPart:
     """The part of a prompt that is not put into the chat template: a raw one, or one with a suffix."""
     options, k = read_options(fields, context.limits), read_logprobs(fields, context.limits)
     if fields.suffix:

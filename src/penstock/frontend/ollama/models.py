@@ -1,4 +1,4 @@
-"""Ollama's routes about models. The server has one model, which is always loaded."""
+"""Ollama's routes about models. Those that are served are always loaded."""
 
 import asyncio
 import hashlib
@@ -9,11 +9,11 @@ import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
-from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
 from penstock.frontend.ollama.fields import SAMPLING_NAMES, ModelFields
-from penstock.frontend.ollama.options import check_model
+from penstock.frontend.ollama.options import bare_name
 from penstock.frontend.served import ServedModel
 from penstock.frontend.store import StoredModel
 
@@ -32,26 +32,26 @@ async def show_version(body: bytes, context: RequestContext) -> bytes:
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The model's names, and the other models of the machine if clients may change them."""
-    model = context.model
-    names = (model.name, *model.aliases)
+    """The models' names, and the other models of the machine if clients may change them."""
+    models = context.models
+    names = models.names()
     stored = [] if context.store is None else await asyncio.to_thread(context.store.models)
     others = [_stored_fields(one) for one in stored if one.name not in names]
-    return orjson.dumps({"models": [*(_fields(model, name) for name in names), *others]})
+    return orjson.dumps({"models": [*(_fields(models.find(name).model, name) for name in names), *others]})
 
 
 async def list_running(body: bytes, context: RequestContext) -> bytes:
     """The loaded models."""
-    model = context.model
-    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.max_model_len}
-    return orjson.dumps({"models": [{**_fields(model, model.name), **more}]})
+    models = [served.model for served in context.models.all]
+    more = {"expires_at": _NEVER, "size_vram": 0}
+    running = [{**_fields(model, model.name), **more, "context_length": model.max_model_len} for model in models]
+    return orjson.dumps({"models": running})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
-    """Returns the facts about the model. Raises APIError 404 for another one."""
-    model = context.model
+    """Returns the facts about a model. Raises APIError 404 for one that is not served."""
     _, name = read_model(body)
-    check_model(model, name)
+    model = (await context.for_model(bare_name(name))).model
     template = model.tokenizer.chat_template
     capabilities = ["completion" if model.pooling is None else "embedding"]
     if template is not None and model.chat_format.tools is not None:
@@ -82,20 +82,6 @@ def read_model(body: bytes) -> tuple[ModelFields, str]:
     if name is None:
         raise invalid("model is missing", "model", "missing_parameter")
     return fields, name
-
-
-def check_served(context: RequestContext, name: str) -> APIError | None:
-    """Returns the error for a model that is not the served one, None if it is."""
-    try:
-        check_model(context.model, name)
-    except APIError as error:
-        return error
-    return None
-
-
-def stored_name(name: str) -> str:
-    """A model's name as commands take it: Ollama's clients add :latest."""
-    return name.removesuffix(":latest")
 
 
 def _fields(model: ServedModel, name: str) -> dict[str, Any]:

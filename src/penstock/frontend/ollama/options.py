@@ -22,12 +22,11 @@ from penstock.frontend.requests.sampling import (
     given_sampling,
     stop_strings,
 )
-from penstock.frontend.served import ServedModel
 
 
-def check_model(model: ServedModel, name: str) -> None:
-    """Raises APIError 404 for another model than the served one. Ollama's clients add the tag `latest`."""
-    model.check_name(name.removesuffix(":latest"))
+def bare_name(name: str) -> str:
+    """A model's name as commands take it: Ollama's clients add the tag `latest`."""
+    return name.removesuffix(":latest")
 
 
 def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOptions:

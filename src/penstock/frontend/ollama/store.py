@@ -11,7 +11,8 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer, StreamedAnswer
 from penstock.frontend.ollama.codec import NDJSON
-from penstock.frontend.ollama.models import check_served, read_model, stored_name
+from penstock.frontend.ollama.models import read_model
+from penstock.frontend.ollama.options import bare_name
 from penstock.frontend.store import ModelStore
 
 _LINE_SECONDS = 0.2  # between two lines of progress
@@ -19,17 +20,17 @@ _HOW = "start the server with --manage-models"
 
 
 async def pull(body: bytes, context: RequestContext) -> Answer | StreamedAnswer:
-    """Downloads a model from the hub. Success at once for the served one. Raises APIError 403 if the server does not
+    """Downloads a model from the hub. Success at once for a served one. Raises APIError 403 if the server does not
     allow it."""
     fields, name = read_model(body)
     streams = fields.stream is not False
-    if check_served(context, name) is None:
+    if _not_served(context, name) is None:
         return _success(streams)
     store = context.store
     if store is None:
         message = f"this server does not pull models; {_HOW}, or run penstock pull {name[:200]}"
         raise APIError(403, message, param="model")
-    download = _ModelDownload(store, stored_name(name))
+    download = _ModelDownload(store, bare_name(name))
     if streams:
         return StreamedAnswer(download.lines(), NDJSON)
     try:
@@ -42,16 +43,16 @@ async def pull(body: bytes, context: RequestContext) -> Answer | StreamedAnswer:
 
 
 async def delete(body: bytes, context: RequestContext) -> Answer:
-    """Removes a model from the cache. Raises APIError 403 for the served one, and 404 for one that is not there or if
+    """Removes a model from the cache. Raises APIError 403 for a served one, and 404 for one that is not there or if
     the server deletes none."""
     _, name = read_model(body)
-    missing = check_served(context, name)
+    missing = _not_served(context, name)
     if missing is None:
-        message = f"model {context.model.name!r} is in use; stop the server, then run penstock rm"
-        raise APIError(403, message, param="model")
+        served = context.models.find(bare_name(name)).model.name
+        raise APIError(403, f"model {served!r} is in use; stop the server, then run penstock rm", param="model")
     if context.store is None:
         raise missing
-    stored = stored_name(name)
+    stored = bare_name(name)
     models = await asyncio.to_thread(context.store.models)
     if all(stored not in (model.name, model.name.partition(":")[0]) for model in models):
         raise APIError(404, f"model {name[:200]!r} is not on this machine", param="model", code="model_not_found")
@@ -60,6 +61,15 @@ async def delete(body: bytes, context: RequestContext) -> Answer:
     except ValueError as error:
         raise APIError(403, str(error), param="model") from None
     return Answer(b"")
+
+
+def _not_served(context: RequestContext, name: str) -> APIError | None:
+    """Returns the error for a model that is not served, None if it is."""
+    try:
+        context.models.find(bare_name(name))
+    except APIError as error:
+        return error
+    return None
 
 
 class _ModelDownload:

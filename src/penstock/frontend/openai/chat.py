@@ -7,7 +7,7 @@ import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -46,7 +46,7 @@ _decoder = msgspec.json.Decoder(ChatFields)
 async def read_chat(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
     source = read_grammar(fields)
@@ -67,7 +67,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
         prediction_ids=() if fields.prediction is None else await _encode_prediction(fields.prediction, context),
     )
     part, reader = await prepare_chat(context, chat, len(body))
-    return Call((part,), ChatCodec(context, fields, part, reader), bool(fields.stream), "chat")
+    return Call(context, (part,), ChatCodec(context, fields, part, reader), bool(fields.stream), "chat")
 
 
 async def read_messages(
@@ -120,7 +120,7 @@ def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping
     return {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
 
 
-async def _encode_prediction(prediction: Prediction, context: RequestContext) -> tuple[int, ...]:
+async def _encode_prediction(prediction: Prediction, context: ModelContext) -> tuple[int, ...]:
     """The token ids of a predicted answer, without those that do not fit into the context."""
     if prediction.type != "content":
         raise invalid(f'prediction.type is {prediction.type[:40]!r}; it must be "content"', "prediction.type")
@@ -168,9 +168,7 @@ class ChatCodec:
 
     stream_type = STREAM_TYPE
 
-    def __init__(
-        self, context: RequestContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None
-    ) -> None:
+    def __init__(self, context: ModelContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None) -> None:
         """`reader` divides the text; without it, all text is content."""
         self._reader = reader
         self._tokenizer = context.model.tokenizer

@@ -10,7 +10,7 @@ import orjson
 from msgspec.structs import replace
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
@@ -36,7 +36,7 @@ _decoder = msgspec.json.Decoder(CompletionFields)
 async def read_completion(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     options = read_options(fields, context.limits)
     if fields.suffix:
         options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(context.model))
@@ -73,11 +73,11 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         context, options, ids, limits, fields.logprobs, wants_prompt, grammar=grammar, prompt_only=prompt_only
     )
     echoed = await _echoes(prompts, parts, n, context) if fields.echo else [None] * len(parts)
-    return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
+    return Call(context, parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
 async def _echoes(
-    prompts: Sequence[str | list[int]], parts: Sequence[PromptPart], n: int, context: RequestContext
+    prompts: Sequence[str | list[int]], parts: Sequence[PromptPart], n: int, context: ModelContext
 ) -> Sequence["_Echo"]:
     """The prompts as the answer repeats them, `n` times each. Raises APIError 400 if that is too long, and 429."""
     check_echo_size(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), n, context.limits)
@@ -91,7 +91,7 @@ async def _echoes(
     return echoes
 
 
-async def _encode(fields: CompletionFields, prompt: str | list[int], context: RequestContext) -> tuple[int, ...]:
+async def _encode(fields: CompletionFields, prompt: str | list[int], context: ModelContext) -> tuple[int, ...]:
     """The token ids of a prompt. Raises APIError 400."""
     add_special_tokens = fields.add_special_tokens is not False
     if isinstance(prompt, str) and fields.suffix:
@@ -134,7 +134,7 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
 class _Echo:
     """A prompt that the answer repeats."""
 
-    def __init__(self, context: RequestContext, part: PromptPart, text: str | None) -> None:
+    def __init__(self, context: ModelContext, part: PromptPart, text: str | None) -> None:
         output = OutputText(context.model.tokenizer, (), skip_special_tokens=part.skip_special_tokens)
         chunk = output.push(part.request.prompt_ids)
         self.text = chunk.text + output.finish().text if text is None else text
@@ -148,7 +148,7 @@ class CompletionCodec:
 
     def __init__(
         self,
-        context: RequestContext,
+        context: ModelContext,
         fields: CompletionFields,
         parts: tuple[PromptPart, ...],
         echoed: Sequence[_Echo | None],

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from penstock.config.facts import PoolingFacts
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext, RequestContext
 from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
@@ -55,7 +55,8 @@ _decoder = msgspec.json.Decoder(EmbeddingFields)
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    pooling = pooling_of(context, fields.model)
+    context = await context.for_model(fields.model)
+    pooling = pooling_of(context)
     if pooling.task != "embed":
         raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
     width = _check(fields, pooling)
@@ -104,7 +105,7 @@ def _split(given: str | list[Any]) -> list[str | list[int]]:
 
 
 async def _encode(
-    fields: EmbeddingFields, pooling: PoolingFacts, inputs: list[str | list[int]], context: RequestContext
+    fields: EmbeddingFields, pooling: PoolingFacts, inputs: list[str | list[int]], context: ModelContext
 ) -> list[TextTokens]:
     cut = cut_limit(fields.truncate_prompt_tokens, context)
     if isinstance(inputs[0], str):

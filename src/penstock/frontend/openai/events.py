@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.error_body import error_body
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
@@ -41,7 +41,7 @@ class EventFrame:
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE
 
 
-def served_fields(context: RequestContext) -> dict[str, Any]:
+def served_fields(context: ModelContext) -> dict[str, Any]:
     """The fields of an answer that say when it was made, and by which model and version."""
     fields = {"created": context.created, "model": context.model.name}
     return {**fields, "system_fingerprint": context.model.fingerprint} if context.model.fingerprint else fields

@@ -9,15 +9,15 @@ from penstock.frontend.served import ServedModel
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The list of the model's names."""
-    model = context.model
-    return orjson.dumps({"object": "list", "data": [_fields(model, name) for name in (model.name, *model.aliases)]})
+    """The list of the models' names."""
+    models = context.models
+    return orjson.dumps({"object": "list", "data": [_fields(models.find(name).model, name) for name in models.names()]})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
-    """The model under one of its names. Raises APIError 404 for another name."""
+    """A model under one of its names. Raises APIError 404 for another name."""
     name = context.path["id"]
-    context.model.check_name(name)
+    context = await context.for_model(name)
     return orjson.dumps(_fields(context.model, name))
 
 

@@ -21,7 +21,7 @@ _COUNTED = 32768  # tokens that may be counted with any context
 async def tokenize(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_tokenize, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     refuse_unsupported(fields)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("send either prompt or messages", "prompt", "missing_parameter")
@@ -45,7 +45,7 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
 async def detokenize(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_detokenize, body)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     vocab_size = context.model.client.info.vocab_size
 
     def answer() -> bytes:
@@ -62,13 +62,14 @@ async def detokenize(body: bytes, context: RequestContext) -> bytes:
 
 async def tokenizer_info(body: bytes, context: RequestContext) -> bytes:
     """Returns the facts from which a client makes prompts of token ids by itself, named as in tokenizer_config.json."""
-    tokenizer = context.model.tokenizer
+    model = (await context.for_model(None)).model
+    tokenizer = model.tokenizer
     template = tokenizer.chat_template
     return orjson.dumps(
         {
             "bos_token": None if tokenizer.bos_token_id is None else tokenizer.token(tokenizer.bos_token_id),
             "eos_token": None if tokenizer.eos_token_id is None else tokenizer.token(tokenizer.eos_token_id),
-            "model_max_length": context.model.max_model_len,
+            "model_max_length": model.max_model_len,
             "chat_template": None if template is None else template.plain_source,
         }
     )

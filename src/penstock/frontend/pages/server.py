@@ -20,8 +20,8 @@ _LIMITS = (
 
 
 async def show_server(body: bytes, context: RequestContext) -> bytes:
-    """Answers with the model's names, the defaults of sampling parameters, their ranges and the server's limits."""
-    model, limits = context.model, context.limits
+    """Answers with the default model's names and defaults of sampling parameters, and with ranges and limits."""
+    model, limits = (await context.for_model(None)).model, context.limits
     info = model.client.info
     return orjson.dumps(
         {
@@ -48,7 +48,9 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 
 async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
-    return load_of(context.metrics) if context.siblings is None else await context.siblings.load()
+    if context.siblings is not None:
+        return await context.siblings.load()
+    return load_of((await context.for_model(None)).metrics)
 
 
 def load_of(metrics: ModelMetrics) -> bytes:

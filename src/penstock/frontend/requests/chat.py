@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
@@ -54,7 +54,7 @@ class PreparedChat(NamedTuple):
     reader: ReplyReader | None
 
 
-async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: int) -> PreparedChat:
+async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int) -> PreparedChat:
     """Returns what runs a chat. `body_size` is that of the request in bytes. Raises APIError 400 for a parameter."""
     model, limits, use, options = context.model, context.limits, chat.use, chat.options
     prompt = await encode_messages(context, chat.prompt, body_size)
@@ -88,7 +88,7 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
     return PreparedChat(part, reader)
 
 
-async def encode_messages(context: RequestContext, prompt: ChatMessages, body_size: int) -> Encoded:
+async def encode_messages(context: ModelContext, prompt: ChatMessages, body_size: int) -> Encoded:
     """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
     if not prompt.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")

@@ -11,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from penstock.config.facts import PoolingFacts
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext, RequestContext
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
 from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.texts import encode_texts
@@ -27,10 +27,8 @@ Vectors = NDArray[np.float32]  # [texts, width]
 Items = Callable[[range], list[Any]]  # the items at these places
 
 
-def pooling_of(context: RequestContext, name: str | None) -> PoolingFacts:
-    """The pooling of the model that a request names. Raises APIError 404 for another name, and 400 if the model gives
-    no vectors."""
-    context.model.check_name(name)
+def pooling_of(context: ModelContext) -> PoolingFacts:
+    """The pooling of the request's model. Raises APIError 400 if the model gives no vectors."""
     pooling = context.model.pooling
     if pooling is None:
         raise invalid(
@@ -74,7 +72,7 @@ def reserve_vectors(count: int, width: int, context: RequestContext) -> None:
     context.reserve(size)
 
 
-def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
+def cut_limit(truncate: int | None, context: ModelContext) -> int | None:
     """The number of tokens that texts are cut to; None: they are not cut. `truncate` is vLLM's
     `truncate_prompt_tokens`, of which -1 is the model's limit."""
     most = context.model.max_model_len
@@ -89,7 +87,7 @@ def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
 
 
 async def vectors(
-    context: RequestContext,
+    context: ModelContext,
     texts: Sequence[TextTokens],
     operation: str,
     *,
@@ -129,7 +127,7 @@ async def vectors(
     return np.frombuffer(b"".join(found), np.float32).reshape(len(texts), -1)
 
 
-async def _vector(context: RequestContext, request: GenerateRequest, operation: str) -> bytes:
+async def _vector(context: ModelContext, request: GenerateRequest, operation: str) -> bytes:
     metrics, ended = context.metrics, False
     try:
         async with aclosing(cast(Any, context.model.client.generate(request))) as deltas:
@@ -195,7 +193,7 @@ def token_usage(texts: Iterable[TextTokens]) -> dict[str, int]:
 
 
 async def scores(
-    context: RequestContext,
+    context: ModelContext,
     pooling: PoolingFacts,
     pairs: Sequence[tuple[str, str]],
     params: tuple[str, str],
@@ -227,6 +225,6 @@ async def scores(
     return cosines, token_usage(texts)
 
 
-def wrong_task(context: RequestContext, wanted: str, instead: str) -> APIError:
+def wrong_task(context: ModelContext, wanted: str, instead: str) -> APIError:
     """The error for a model that gives other vectors than a route needs."""
     return invalid(f"model {context.model.name!r} {wanted}; use {instead}", "model", "model_not_supported")

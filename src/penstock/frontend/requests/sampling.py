@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.declared.sampling import SAMPLING
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
@@ -86,7 +86,7 @@ def check_logprobs(k: int, param: str, limits: RequestLimits) -> None:
         raise invalid(f"{param} is {digits(k)}; it must be from 0 to {limits.max_logprobs}: ask for fewer", param)
 
 
-def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int | None, default: int, param: str) -> int:
+def output_limit(context: ModelContext, prompt: tuple[str, int], wanted: int | None, default: int, param: str) -> int:
     """The most tokens that each choice of a prompt may have: `wanted`, or else `default` as far as the context allows.
 
     `prompt` is the name of the prompt's parameter and its number of tokens. Raises APIError 400 if `wanted` does not
@@ -110,7 +110,7 @@ def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int |
 
 
 def make_parts(
-    context: RequestContext,
+    context: ModelContext,
     options: GenerationOptions,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: Sequence[int],
@@ -171,7 +171,7 @@ def _check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
 
 
 def _sampling_params(
-    context: RequestContext,
+    context: ModelContext,
     options: GenerationOptions,
     max_tokens: int,
     logprobs: int | None,

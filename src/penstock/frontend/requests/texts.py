@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.requests.prompts import LARGE, encode_prompt
@@ -46,7 +46,7 @@ class _Limits(NamedTuple):
 
 
 async def encode_texts(
-    context: RequestContext,
+    context: ModelContext,
     texts: Sequence[tuple[str, str | None]],
     param: str,
     *,

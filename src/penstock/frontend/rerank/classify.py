@@ -40,7 +40,8 @@ _decoder = msgspec.json.Decoder(ClassifyFields)
 async def classify(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    pooling = pooling_of(context, fields.model)
+    context = await context.for_model(fields.model)
+    pooling = pooling_of(context)
     if pooling.task != "classify":
         raise wrong_task(context, "gives embeddings and has no labels", "/v1/embeddings, /rerank or /score")
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)

@@ -52,7 +52,8 @@ async def rerank_v2(body: bytes, context: RequestContext) -> bytes:
 
 async def _rerank(body: bytes, context: RequestContext, *, return_documents: bool) -> bytes:
     fields = decode(_decoder, body)
-    pooling = pooling_of(context, fields.model)
+    context = await context.for_model(fields.model)
+    pooling = pooling_of(context)
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     documents = [each if isinstance(each, str) else each.text for each in fields.documents]
     check_count(len(documents), "documents", context)

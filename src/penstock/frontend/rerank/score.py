@@ -26,7 +26,8 @@ _decoder = msgspec.json.Decoder(ScoreFields)
 async def score(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    pooling = pooling_of(context, fields.model)
+    context = await context.for_model(fields.model)
+    pooling = pooling_of(context)
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     first = [fields.text_1] if isinstance(fields.text_1, str) else fields.text_1
     second = [fields.text_2] if isinstance(fields.text_2, str) else fields.text_2

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.requests.chat import ChatRequest, encode_messages, prepare_chat
@@ -38,7 +38,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
     """The call of a request, whose body has `size` bytes. Raises APIError 400 or 404 that names the parameter."""
     limits = context.limits
     refuse_unsupported(fields)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     for i, name in enumerate(fields.include or ()):
         if name not in INCLUDABLE:
             where = f"include[{i}]"
@@ -63,14 +63,14 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
     shown = _shown_fields(fields, context, part.request.sampling, use)
     codec = ResponseCodec(context.id, {**shown, "metadata": metadata, "store": store}, reader)
     keep = partial(_keep, context, codec, chain, items) if store else None
-    return Call((part,), codec, bool(fields.stream), "chat", keep)
+    return Call(context, (part,), codec, bool(fields.stream), "chat", keep)
 
 
 async def count_input_tokens(body: bytes, context: RequestContext) -> bytes:
     """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_prompts, body)
     refuse_unsupported(fields)
-    context.model.check_name(fields.model)
+    context = await context.for_model(fields.model)
     use = read_tools(fields, context.model, context.limits)
     chain, earlier = await _earlier(fields, context)
     prompt = await read_prompt(fields, earlier, _own_items(fields), context.limits, use)
@@ -122,7 +122,7 @@ async def _keep(
 
 
 def _shown_fields(
-    fields: ResponseFields, context: RequestContext, sampling: SamplingParams, use: ToolUse
+    fields: ResponseFields, context: ModelContext, sampling: SamplingParams, use: ToolUse
 ) -> dict[str, Any]:
     """The fields of a response that repeat its request."""
     reasoning: dict[str, str | None] = {"effort": None, "summary": None}

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.call import RequestContext
+from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.sse import STREAM_TYPE, sse_event
@@ -26,7 +26,7 @@ class GenerateCodec:
     stream_type = STREAM_TYPE
 
     def __init__(
-        self, context: RequestContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool
+        self, context: ModelContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool
     ) -> None:
         """`details`: an answer that is not streamed has details. `top`: each token has its most likely alternatives.
 

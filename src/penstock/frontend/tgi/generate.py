@@ -40,6 +40,7 @@ async def read_any(body: bytes, context: RequestContext) -> Call:
 
 
 async def _read(fields: GenerateFields, context: RequestContext, *, streams: bool, in_list: bool = False) -> Call:
+    context = await context.for_model(None)  # TGI's requests name no model
     given = fields.parameters or Parameters()
     refuse_unsupported(given, "parameters.")
     samples = given.do_sample or given.top_k is not None or given.top_p is not None
@@ -71,7 +72,7 @@ async def _read(fields: GenerateFields, context: RequestContext, *, streams: boo
         echo=fields.inputs if given.return_full_text else "",
         in_list=in_list,
     )
-    return Call(parts, codec, streams, "text_completion")
+    return Call(context, parts, codec, streams, "text_completion")
 
 
 def _grammar(wanted: GrammarFields) -> GrammarSource:

@@ -7,8 +7,8 @@ from penstock.version import __version__
 
 
 async def show_info(body: bytes, context: RequestContext) -> bytes:
-    """Returns the facts about the model, and the limits."""
-    model, limits = context.model, context.limits
+    """Returns the facts about the default model, and the limits."""
+    model, limits = (await context.for_model(None)).model, context.limits
     info = model.client.info
     return orjson.dumps(
         {

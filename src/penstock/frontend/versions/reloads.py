@@ -5,15 +5,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.versions.series import Model
+from penstock.frontend.versions.versions import Versions
 from penstock.messages import EngineError, Sleep, Wake
 
 _log = logging.getLogger("penstock.serving")
 
 M = TypeVar("M", bound=Model)
+M_contra = TypeVar("M_contra", bound=Model, contravariant=True)
 # Starts the engine of a new version, and returns the model when it has computed a token. Raises EngineError.
 Start = Callable[[], Awaitable[M]]
 # Reads settings and model again. Returns None if nothing has changed since the model that is served was loaded. With
@@ -22,21 +24,11 @@ Start = Callable[[], Awaitable[M]]
 Prepare = Callable[[M, bool], Awaitable[Start[M] | None]]
 
 
-class Versions(Protocol[M]):
-    """Serves a version and can exchange it: one API process, or the supervisor of several."""
+class Reloadable(Protocol[M_contra]):
+    """A model that is served, by this process or by several. They differ in how they do these three things."""
 
     @property
-    def model(self) -> M: ...
-    @property
-    def requests(self) -> int:
-        """The number of requests that use the version."""
-        ...
-
-    @property
-    def retiring(self) -> int | None:
-        """The number of requests that use the version before; None if it has ended."""
-        ...
-
+    def versions(self) -> Versions[Any]: ...
     async def hold(self) -> None:
         """Lets new requests wait until `release`, and returns when no request uses the version."""
         ...
@@ -45,21 +37,21 @@ class Versions(Protocol[M]):
         """Lets the requests go on that wait."""
         ...
 
-    def exchange(self, model: M) -> None:
-        """Gives new requests another version. The old one ends when its last request has ended."""
+    def exchange(self, model: M_contra) -> None:
+        """Gives new requests another version of the model. The old one ends when its last request has ended."""
         ...
 
 
 class Reloads(Generic[M]):
-    """The reloads of a server, one at a time."""
+    """The reloads of a model, one at a time."""
 
     def __init__(
-        self, versions: Versions[M], results: dict[str, int], drain_timeout: float, prepare: Prepare[M] | None
+        self, served: Reloadable[M], results: dict[str, int], drain_timeout: float, prepare: Prepare[M] | None
     ) -> None:
         """`results` counts reloads by their results. `drain_timeout` is in seconds. Without `prepare`, no reload finds
         anything new."""
         self.prepare = prepare
-        self._versions, self._results, self._drain_timeout = versions, results, drain_timeout
+        self._served, self._results, self._drain_timeout = served, results, drain_timeout
         self._change = ""  # what changes the version now
         self._tasks: set[asyncio.Task[str]] = set()
 
@@ -87,7 +79,7 @@ class Reloads(Generic[M]):
         """Refuses two changes at a time, with APIError 409."""
         if self._change:
             raise busy(f"{self._change} is in progress; try again when it has ended")
-        if (requests := self._versions.retiring) is not None:
+        if (requests := self._served.versions.retiring) is not None:
             raise busy(
                 f"the version before the last reload still answers {requests} requests; try again when they have ended"
             )
@@ -98,8 +90,8 @@ class Reloads(Generic[M]):
             self._change = ""
 
     async def _reload(self, drain_first: bool) -> str:
-        versions = self._versions
-        began, old, result = time.monotonic(), versions.model, "failed"
+        versions = self._served.versions
+        began, old, result = time.monotonic(), versions.current.model, "failed"
         try:
             with self.changing("a reload"):
                 start = None if self.prepare is None else await self.prepare(old, not drain_first)
@@ -109,7 +101,7 @@ class Reloads(Generic[M]):
                 if drain_first:
                     await self._exchange_alone(start)
                 else:
-                    versions.exchange(await start())
+                    self._served.exchange(await start())
                 result = "done"
         except APIError as error:
             result = "refused" if error.code == "model_busy" else "failed"
@@ -120,7 +112,7 @@ class Reloads(Generic[M]):
             raise APIError(422, message, code="reload_failed") from error
         finally:
             self._results[result] += 1
-        new, left = versions.model, versions.retiring or 0
+        new, left = versions.current.model, versions.retiring or 0
         seconds = time.monotonic() - began
         _log.info(
             "reloaded in %.1f s: new requests get %s %s; %d requests end on %s %s",
@@ -130,24 +122,24 @@ class Reloads(Generic[M]):
 
     async def _exchange_alone(self, start: Start[M]) -> None:
         """Ends the old engine before the new one starts. If the new one fails, the old one is started again."""
-        versions, old = self._versions, self._versions.model
+        served, version = self._served, self._served.versions.current
         try:
             try:
                 async with asyncio.timeout(self._drain_timeout):
-                    await versions.hold()
+                    await served.hold()
             except TimeoutError:
                 raise busy(
-                    f"{versions.requests} requests still run after {self._drain_timeout:g} s (--drain-timeout), and "
+                    f"{version.requests} requests still run after {self._drain_timeout:g} s (--drain-timeout), and "
                     "nothing was changed; try again later, or without --drain-first"
                 ) from None
-            await old.client.control(Sleep())
+            await version.model.client.control(Sleep())
             try:
-                versions.exchange(await start())
+                served.exchange(await start())
             except Exception:
-                await old.client.control(Wake())
+                await version.model.client.control(Wake())
                 raise
         finally:
-            versions.release()
+            served.release()
 
 
 def busy(message: str) -> APIError:

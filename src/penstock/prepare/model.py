@@ -1,20 +1,15 @@
-"""Turns the command line into a complete configuration: finds the model, reads its config, resolves every setting."""
+"""Turns given settings into a complete configuration: finds the model, reads its config, resolves every setting."""
 
-import hashlib
 import os
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-from penstock.cli.checks import check_start
-from penstock.cli.device import detect_device
-from penstock.cli.options import Flags
 from penstock.config import (
     ConfigError,
     Given,
@@ -23,7 +18,6 @@ from penstock.config import (
     Resolved,
     ServerConfig,
     Split,
-    format_bytes,
     read_settings,
     resolve,
 )
@@ -33,17 +27,12 @@ from penstock.config.wrong_setting import COMMAND_LINE
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
-from penstock.weights.files import model_bytes, text_files
+from penstock.prepare.checks import check_start
+from penstock.prepare.device import detect_device
 from penstock.weights.hub import locate_model
 from penstock.weights.packaged import EMBEDDED, MINILM, SMOLLM2, embedded_model, locate_default, packaged_model
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from penstock.frontend import ServedModel
-    from penstock.messages import EngineClient, EngineInfo
-    from penstock.observe.costs import CostModel
-    from penstock.text import Tokenizer
+Flags = Mapping[str, Any]  # settings by their names, as a caller has given them
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,69 +171,3 @@ def prepare_found(found: FoundModel, hardware: Hardware | None = None) -> Prepar
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
     return PreparedModel(found.path, found.spec, found.divide(Split(), 1)[0], resolved, hardware, generation)
-
-
-def served_model(
-    answers: AnswerSettings,
-    client: "EngineClient",
-    tokenizer: "Tokenizer | None" = None,
-    costs: "CostModel | None" = None,
-    texts: str | None = None,
-    created: int | None = None,
-) -> "ServedModel":
-    """Returns what answers requests with an engine of the model. `costs` are those of its steps, `texts` is
-    what `text_digest` returns, if that has been called before."""
-    from penstock.frontend import ServedModel  # imported here, because a command may only compute what fits
-    from penstock.text import Tokenizer
-
-    server, path = answers.server, Path(answers.path)
-    return ServedModel(
-        name=server.served_model_name,
-        aliases=server.aliases,
-        client=client,
-        tokenizer=tokenizer or Tokenizer.load(path),
-        created=int(time.time()) if created is None else created,
-        fingerprint=fingerprint_of(client.info, text_digest(answers) if texts is None else texts),
-        tool_format=server.tool_format,
-        reasoning_format=server.reasoning_format,
-        thinking_budget=server.thinking_budget,
-        defaults=answers.generation,
-        pooling=answers.pooling,
-        costs=costs,
-        file_bytes=model_bytes(path),
-        file_format="gguf" if is_gguf(path) else "safetensors",
-    )
-
-
-def text_digest(answers: AnswerSettings) -> str:
-    """Returns a digest of what answers depend on besides the engine: tokenizer, chat template, and the settings of
-    formats and defaults."""
-    digest = hashlib.sha256()
-    for path, size in text_files(Path(answers.path)):
-        with path.open("rb") as file:
-            digest.update(file.read(size))
-    server = answers.server
-    defaults = sorted(answers.generation.items())
-    digest.update(repr((defaults, server.tool_format, server.reasoning_format, server.thinking_budget)).encode())
-    return digest.hexdigest()
-
-
-def fingerprint_of(info: "EngineInfo", texts: str) -> str:
-    """Returns a short name for all that answers depend on besides the request. Equal servers have equal names."""
-    return f"fp_{hashlib.sha256(f'{info.identity.fingerprint} {texts}'.encode()).hexdigest()[:12]}"
-
-
-def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":
-    """Returns the memory table. If there are several ranks, it describes the rank with the least free memory."""
-    from rich.table import Table  # imported here, so that `serve` sends the settings to the engine earlier
-
-    rows, ranks = resolved.memory.rows, resolved.ranks
-    if len(ranks) > 1:
-        title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}, which has the least to spare"
-    table = Table(title=title, title_justify="left")
-    table.add_column("for")
-    table.add_column("size", justify="right")
-    table.add_column("", style="dim", overflow="fold")
-    for row in rows:
-        table.add_row(row.name, format_bytes(row.bytes), row.note, end_section=row is rows[-2])
-    return table

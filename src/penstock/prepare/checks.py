@@ -6,18 +6,18 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from penstock.cli.output import check_file, check_folder
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
 from penstock.config.machine.gpu import too_few_gpus
 from penstock.families import ModelSpec
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization
 from penstock.observe.tracing import check_endpoint
+from penstock.prepare.files import check_file, check_folder
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import FoundModel
     from penstock.frontend.http.tls import TLS
+    from penstock.prepare.model import FoundModel
 
 
 def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, weights: bool = True) -> None:

@@ -1,14 +1,16 @@
-"""The model that new requests get: how a reload exchanges it, and how its engine sleeps."""
+"""One model of a server: the version that new requests get, its reloads, and how its engine sleeps."""
 
 import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Prepare, Reloads, busy
 from penstock.frontend.versions.series import Series
+from penstock.frontend.versions.versions import Versions
 from penstock.messages import EngineError, Sleep, Wake
 from penstock.observe.metrics import Metrics
 
@@ -43,12 +45,18 @@ class Version:
         """Returns when no request uses the version."""
         await self._unused.wait()
 
+    async def close(self) -> None:
+        """Ends the engine and, if no request uses the version, the model's other processes."""
+        await self.model.client.close()
+        if not self.requests:
+            self.model.close()
+
 
 class Serving:
-    """The version that new requests get, and the changes to it. Used from one event loop.
+    """The version of a model that new requests get, and the changes to it. Used from one event loop.
 
     A request takes the version once, with `enter`: so the text of an answer, its tokens and its tokenizer are of one
-    version. `healthy` and `close` are those of all engines.
+    version.
     """
 
     def __init__(
@@ -58,34 +66,23 @@ class Serving:
         drain_timeout: float = 30.0,
         prepare: Prepare[ServedModel] | None = None,
     ) -> None:
-        """`drain_timeout` is in seconds. Without `prepare`, nothing is reloaded from here."""
+        """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, nothing
+        is reloaded from here."""
+        self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
-        self.version = Version(model, Series(metrics, model))
         self._gate: asyncio.Event | None = None  # while new requests wait
-        self._retiring: asyncio.Task[None] | None = None
-        self._old: Version | None = None  # the version before, while requests use it
+
+    @property
+    def version(self) -> Version:
+        return self.versions.current
 
     @property
     def model(self) -> ServedModel:
-        return self.version.model
+        return self.versions.current.model
 
-    @property
-    def requests(self) -> int:
-        """The number of requests that use the version."""
-        return self.version.requests
-
-    @property
-    def retiring(self) -> int | None:
-        """The number of requests that use the version before; None if it has ended."""
-        return None if self._old is None else self._old.requests
-
-    @property
-    def series(self) -> list[Series]:
-        """The series of the version, and of the one before if that has another name and is still used."""
-        found = [self.version.series]
-        if self._old is not None and self._old.series is not found[0]:
-            found.append(self._old.series)
-        return found
+    def paths(self) -> list[Path]:
+        """The folders and files of the versions that are in use: an engine that is started again reads them again."""
+        return [version.model.path for version in self.versions.in_use if version.model.path is not None]
 
     @property
     def healthy(self) -> bool:
@@ -111,41 +108,24 @@ class Serving:
     async def close(self) -> None:
         """Ends all engines. Streams that are still open end with EngineError. May be called twice."""
         await self.reloads.close()
-        if self._old is not None:
-            await self._old.model.client.close()
-        await self.model.client.close()
-        if self._retiring is not None:
-            self._retiring.cancel()
-            await asyncio.gather(self._retiring, return_exceptions=True)
+        await self.versions.close()
 
     # -- what a reload does -----------------------------------------------------------------------------------
 
     async def hold(self) -> None:
-        """Lets new requests wait until `release`, and returns when no request uses the version."""
+        """See Reloadable."""
         self._gate = self._gate or asyncio.Event()
         await self.version.unused()
 
     def release(self) -> None:
-        """Lets the requests go on that wait. May be called twice."""
+        """See Reloadable. May be called twice."""
         if self._gate is not None:
             gate, self._gate = self._gate, None
             gate.set()
 
     def exchange(self, model: ServedModel) -> None:
-        """Gives new requests another version. The old one ends when its last request has ended."""
-        old = self.version
-        self.version, self._old = Version(model, old.series.after(model)), old
-        self._retiring = asyncio.create_task(self._retire(old))
-
-    async def _retire(self, old: Version) -> None:
-        began = time.monotonic()
-        await old.unused()
-        await old.model.client.close()
-        old.series.ended(old.model.client, self.version.series)
-        old.model.close()
-        if self._old is old:
-            self._old = None
-        _log.info("%s %s has ended, after %.1f s", old.model.name, old.model.fingerprint, time.monotonic() - began)
+        """See Reloadable."""
+        self.versions.exchange(Version(model, self.version.series.after(model)))
 
     # -- sleep ------------------------------------------------------------------------------------------------
 
