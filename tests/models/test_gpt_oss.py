@@ -136,3 +136,9 @@ def test_what_kernels_do_not_compute_is_refused(tiny_checkpoint: Checkpoint, cha
     config = json.loads((tiny_checkpoint("gpt_oss") / "config.json").read_text())
     with pytest.raises(UnsupportedModel, match=next(iter(change))):
         spec_from_config(config | change)
+
+
+def test_other_families_have_no_experts_in_mxfp4(tiny_checkpoint: Checkpoint) -> None:
+    config = json.loads((tiny_checkpoint("mixtral") / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match=r"quantization_config 'mxfp4' is not supported; .* mxfp4 in gpt-oss"):
+        spec_from_config(config | {"quantization_config": {"quant_method": "mxfp4"}})
