@@ -29,6 +29,8 @@ BLOCK = 4
 class Executor:
     """Answers plans from known texts, and moves a clock on by what a step costs."""
 
+    result_at = 0.0  # `result` blocks
+
     def __init__(self, texts: Sequence[Text], cost: Cost, switch: Switch) -> None:
         self._known = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts})
         self._cost, self._switch = cost, switch
@@ -88,12 +90,12 @@ def measured(texts: Sequence[Text], cost: Cost, switch: Switch, batch: int) -> t
     core = EngineCore(
         Scheduler(config, capacity),
         executor,  # type: ignore[arg-type]
-        client,
+        client.post,
         capacity,
         incarnation=0,
         clock=lambda: executor.now,
     )
-    assert core.run() == "all is measured"
+    assert core.run(client) == "all is measured"
     return groups, executor
 
 

@@ -13,10 +13,10 @@ import uvloop
 
 from penstock.engine.client import StreamingClient
 from penstock.messages import EngineError, QueueFull, RequestRejected
+from penstock.simulate import logprob_row
 from tests.engine.processes import descriptors
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
 from tests.schedule.simulated import request
-from tests.schedule.simulated_executor import logprob_row
 
 KINDS = ["thread", "process", "shared"]
 also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])
