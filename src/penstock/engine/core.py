@@ -1,7 +1,7 @@
 """The engine's loop: receive commands, plan a step, apply its result, send one message."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -69,17 +69,17 @@ class EngineCore:
         """Step until a Stop command. Returns its reason. Blocks on `channel` until the next step is due; while the
         engine is idle, the executor's health is checked."""
         wake: float | None = None
-        while self.stop_reason is None:
-            if wake is None:
-                commands = channel.receive(wait=HEALTH_SECONDS)
-                self._executor.health()
-            else:
+        while wake is not None or self.stop_reason is None:
+            if wake is not None:
                 wait = wake - self._clock()
                 commands = channel.receive(wait=wait if wait > 0.0 else 0.0)
+            else:
+                commands = channel.receive(wait=HEALTH_SECONDS)
+                self._executor.health()
             wake = self.step(commands)
         return self.stop_reason
 
-    def step(self, commands: Iterable[Command | Rejected] = ()) -> float | None:
+    def step(self, commands: Sequence[Command | Rejected] = ()) -> float | None:
         """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it is there.
 
         Returns the time of the next step: at once if that has passed, and None if there is nothing to do until a
@@ -87,15 +87,16 @@ class EngineCore:
         makes the step block until the result is there: on a CPU, while it is computed.
         """
         if self._idle:
+            self._idle = False
             self._meter.resume()
-        for command in commands:
-            self._execute(command)
-        if self.stop_reason is not None:
-            return None
+        if commands:
+            for command in commands:
+                self._execute(command)
+            if self.stop_reason is not None:
+                return None
         if self._backlog:
             self._admit()
         wake = self._advance()
-        self._idle = wake is None
         self._send()
         return wake
 
@@ -137,7 +138,10 @@ class EngineCore:
         if not self._outstanding:
             if self._scheduler.has_work:
                 raise RuntimeError("the scheduler has work but plans none of it")
-            return now + COMPILER_SECONDS if self._backlog else None
+            if self._backlog:
+                return now + COMPILER_SECONDS
+            self._idle = True
+            return None
         if (due := self._executor.result_at) > now:
             return due
         try:
