@@ -59,7 +59,7 @@ class EngineCore:
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
-        self._idle = True  # since the last step, only a command gives it work
+        self._idle = True  # the last step has returned None
         self._out = Step()  # the next message in the making
         self._posted = EngineStats()  # the last statistics sent
         self._stats_due = 0.0  # when the next ones are sent at the latest
@@ -82,9 +82,9 @@ class EngineCore:
     def step(self, commands: Sequence[Command | Rejected] = ()) -> float | None:
         """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it is there.
 
-        Returns the time of the next step: at once if that has passed, and None if there is nothing to do until a
-        command comes. A step before that time, such as for a command, does no harm. An executor without a `result_at`
-        makes the step block until the result is there: on a CPU, while it is computed.
+        Returns when the next step is due, which is at once if that time has passed; None if there is nothing to do
+        until a command comes. An earlier step, such as for a command, does no harm. If the executor's `result` blocks,
+        so does the step: on a CPU, while the result is computed.
         """
         if self._idle:
             self._idle = False
