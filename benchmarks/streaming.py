@@ -68,7 +68,7 @@ def paced_executor(config: Any) -> Any:
         return ids[(sequence.seq + len(sequence.tokens)) % len(ids)]  # streams are at different places of the text
 
     rows = (MemoryRow("weights", 0, "there are none"),)
-    capacity = Capacity(16, (KVGroup(1 << 16),), 1, "simulated", given["vocab_size"], rows)
+    capacity = Capacity(16, (KVGroup(1 << 16),), vocab_size=given["vocab_size"], memory=rows)
     limits, clock = scheduler_config(config), time.monotonic
     return SimulatedExecutor(capacity, limits, clock, seconds=seconds, next_token=next_token, checks_slots=False)
 

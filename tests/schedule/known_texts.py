@@ -51,7 +51,7 @@ class KnownTexts(SimulatedExecutor):
         forced: Forced | None = None,
     ) -> None:
         super().__init__(
-            Capacity(16, (KVGroup(blocks),), 1, "known", vocab_size=1 << 20),
+            Capacity(16, (KVGroup(blocks),), vocab_size=1 << 20),
             limits,
             clock,
             seconds=lambda plan: cost(len(plan.work), sum(work.count for work in plan.work)),

@@ -86,7 +86,7 @@ def simulate(
             assert not step.rejected
             sent.extend(Sent(clock(), number, delta) for delta in step.deltas)
 
-        capacity = Capacity(4, (KVGroup(41),), number + 1, "simulated", VOCABULARY)
+        capacity = Capacity(4, (KVGroup(41),), number + 1, vocab_size=VOCABULARY)
         schedulers.append(Scheduler(LIMITS, capacity, incarnation=number))
         executor = SimulatedExecutor(capacity, LIMITS, clock, seconds=seconds)
         cores.append(EngineCore(schedulers[-1], executor, post, capacity, incarnation=number, clock=clock))

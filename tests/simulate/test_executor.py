@@ -19,7 +19,7 @@ class Bench:
     """A scheduler and an executor, with one plan after the other."""
 
     def __init__(self, *requests: GenerateRequest, depth: int = 1, late_ids: bool = True, **options: Any) -> None:
-        capacity = Capacity(4, (KVGroup(33),), depth, "simulated", VOCABULARY, late_ids=late_ids)
+        capacity = Capacity(4, (KVGroup(33),), depth, vocab_size=VOCABULARY, late_ids=late_ids)
         self.clock = VirtualClock()
         self.scheduler = Scheduler(LIMITS, capacity)
         self.executor = SimulatedExecutor(capacity, LIMITS, self.clock, **options)
