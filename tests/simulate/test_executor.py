@@ -63,6 +63,7 @@ BROKEN: list[tuple[str, Callable[[StepPlan], StepPlan]]] = [
     ("does not exist", lambda plan: of_first(plan, blocks=((0, 1),))),
     ("does not exist", lambda plan: of_first(plan, blocks=((33, 1),))),
     ("has not token 0", lambda plan: change(of_first(plan, num_computed=4), work=(Work(1, 2, True),))),
+    ("its limit is 6", lambda plan: of_first(plan, sampling=change(plan.new[0].sampling, max_tokens=0))),
     ("depend on their order", lambda plan: change(plan, copies=(BlockCopy(0, 1, 2), BlockCopy(0, 2, 3)))),
 ]
 
@@ -105,6 +106,20 @@ def test_a_stage_needs_no_token_that_is_not_known() -> None:
     bench.executor.submit(plan)
     with pytest.raises(PlanError, match=r"last tokens of sequences \[1\] are not known"):
         bench.executor.submit(StepPlan(2, (Work(1, 1, True),)))
+
+
+def test_a_stage_leaves_work_to_the_others() -> None:
+    bench = Bench(request("a", 20, 8), depth=2, late_ids=False)
+    plan = bench.plan()
+    with pytest.raises(PlanError, match="computes 17 tokens: the share of one in 2 is 16"):
+        bench.executor.submit(more_tokens(plan))
+
+
+def test_drafts_follow_a_token_that_is_known() -> None:
+    bench = Bench(request("a", 6, 8), depth=2)
+    bench.executor.submit(bench.plan())
+    with pytest.raises(PlanError, match="drafts of sequence 1 do not follow its last token"):
+        bench.executor.submit(StepPlan(2, (Work(1, 2, True, (5,)),)))
 
 
 def test_more_plans_than_the_depth_are_refused() -> None:
