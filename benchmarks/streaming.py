@@ -47,63 +47,37 @@ WARM_SECONDS = 2.0
 # -- the engine's process ---------------------------------------------------------------------------------------------
 
 
-class PacedExecutor:
-    """Gives each sequence the next token of the text, and takes a fixed time for a step."""
+def paced_executor(config: Any) -> Any:
+    """An executor that gives each sequence the next token of the text, at a fixed pace."""
+    from penstock.engine.main import scheduler_config
+    from penstock.messages import Capacity, KVGroup, MemoryRow, StepPlan
+    from penstock.simulate import SimulatedExecutor, SimulatedSequence
 
-    def __init__(self, config: Any) -> None:
-        from penstock.messages import Capacity, Identity, KVGroup, MemoryRow
+    given = json.loads(config.model)
+    ids = given["ids"]
+    ends = 0.0
 
-        self._given = json.loads(config.model)
-        self._count: dict[int, int] = {}
-        self._logprobs: dict[int, int] = {}  # alternatives for each token, of sequences that ask for logprobs
-        self._plans: list[Any] = []
-        self._next = 0.0
-        rows = (MemoryRow("weights", 0, "there are none"),)
-        self.capacity = Capacity(16, (KVGroup(1 << 16),), 1, Identity("simulated"), self._given["vocab_size"], rows)
-
-    def start(self) -> Any:
-        return self.capacity
-
-    def prepare(self, grammar: Any) -> bool:
-        return True
-
-    def submit(self, plan: Any) -> None:
-        self._plans.append(plan)
-        for new in plan.new:
-            if new.sampling.logprobs is not None:
-                self._logprobs[new.seq] = new.sampling.logprobs
-
-    def result(self) -> Any:
-        from penstock.messages import SequenceResult, StepResult, TokenLogprobs, pack_row
-
-        plan = self._plans.pop(0)
+    def seconds(plan: StepPlan) -> float:
+        """Until the next end of a step: the engine's own time between steps does not add to the pace."""
+        nonlocal ends
         now = time.monotonic()
-        self._next = max(self._next + 1 / self._given["pace"], now)
-        time.sleep(self._next - now)
-        ids = self._given["ids"]
-        results = []
-        for work in plan.work:
-            at = self._count.get(work.seq, work.seq)  # streams are at different places of the text
-            self._count[work.seq] = at + work.sample
-            token = ids[at % len(ids)]
-            k = self._logprobs.get(work.seq)
-            top = tuple((token, -0.5) for _ in range(k or 0))
-            rows = b"" if k is None else pack_row(TokenLogprobs(token, -0.5, 1, top))
-            results.append(SequenceResult(work.seq, (token,), rows) if work.sample else SequenceResult(work.seq))
-        return StepResult(plan.plan_id, tuple(results))
+        ends = max(ends + 1 / given["pace"], now)
+        return ends - now
 
-    def health(self) -> None:
-        pass
+    def next_token(sequence: SimulatedSequence) -> int:
+        return ids[(sequence.seq + len(sequence.tokens)) % len(ids)]  # streams are at different places of the text
 
-    def close(self) -> None:
-        pass
+    rows = (MemoryRow("weights", 0, "there are none"),)
+    capacity = Capacity(16, (KVGroup(1 << 16),), vocab_size=given["vocab_size"], memory=rows)
+    limits, clock = scheduler_config(config), time.monotonic
+    return SimulatedExecutor(capacity, limits, clock, seconds=seconds, next_token=next_token, checks_slots=False)
 
 
 def run_engine() -> None:
     from penstock.engine.main import EngineBackend
     from penstock.engine.process import serve
 
-    sys.exit(serve(EngineBackend(PacedExecutor, lambda config: (json.loads(config.model)["eos"],))))
+    sys.exit(serve(EngineBackend(paced_executor, lambda config: (json.loads(config.model)["eos"],))))
 
 
 # -- the API's process ------------------------------------------------------------------------------------------------

@@ -9,45 +9,40 @@ from speculation_blocks import Block, Client, Group, Switch, control, summary
 from penstock.engine.core import EngineCore
 from penstock.engine.link.wire import Ready
 from penstock.messages import (
-    Capacity,
     EngineInfo,
     EngineStats,
     GenerateRequest,
-    Identity,
-    KVGroup,
     SamplingParams,
     StepPlan,
     StepResult,
 )
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.schedule.drafts.speculation import Speculation
+from penstock.simulate import VirtualClock
 from tests.schedule.known_texts import Cost, KnownTexts, Text
 from tests.schedule.test_speculation import copies, noise, tiled
 
 BLOCK = 4
 
 
-class Executor:
-    """Answers plans from known texts, and moves a clock on by what a step costs."""
+class Executor(KnownTexts):
+    """Gives known texts; `result` blocks while the time of a step passes."""
 
-    def __init__(self, texts: Sequence[Text], cost: Cost, switch: Switch) -> None:
-        self._known = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts})
-        self._cost, self._switch = cost, switch
-        self._plan: StepPlan | None = None
-        self.now = 1.0
+    result_at = 0.0
+
+    def __init__(self, texts: Sequence[Text], limits: SchedulerConfig, cost: Cost, switch: Switch) -> None:
+        self.clock = VirtualClock(1.0)
+        super().__init__(texts, limits, self.clock, cost)
+        self._switch = switch
         self.drafts = {True: 0, False: 0}  # by whether speculation is on
 
     def submit(self, plan: StepPlan) -> None:
-        self._plan = plan
+        super().submit(plan)
         self.drafts[self._switch.on] += sum(work.drafts for work in plan.work)
 
     def result(self) -> StepResult:
-        assert self._plan is not None
-        self.now += self._cost(len(self._plan.work), sum(work.count for work in self._plan.work))
-        return self._known.execute(self._plan)
-
-    def health(self) -> None:
-        """Nothing fails."""
+        self.clock.now = self.outstanding[0][0]
+        return super().result()
 
 
 @pytest.fixture
@@ -59,7 +54,6 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Switch:
 
 def measured(texts: Sequence[Text], cost: Cost, switch: Switch, batch: int) -> tuple[list[Group], Executor]:
     """The groups of texts that are served `batch` at a time."""
-    executor = Executor(texts, cost, switch)
     config = SchedulerConfig(
         max_num_seqs=batch,
         max_num_batched_tokens=512,
@@ -69,7 +63,7 @@ def measured(texts: Sequence[Text], cost: Cost, switch: Switch, batch: int) -> t
         num_speculative_tokens=31,
         max_step_drafts=32,
     )
-    capacity = Capacity(16, (KVGroup(4096),), 1, Identity("known"), vocab_size=1 << 20)
+    executor = Executor(texts, config, cost, switch)
     groups: list[Group] = []
 
     def sets(client: Client, info: EngineInfo) -> Iterator[Sequence[GenerateRequest]]:
@@ -84,17 +78,11 @@ def measured(texts: Sequence[Text], cost: Cost, switch: Switch, batch: int) -> t
             ]
             groups.extend(client.groups)
 
-    client = Client(switch, BLOCK, sets, lambda: executor.now)
+    client = Client(switch, BLOCK, sets, executor.clock)
     client.announce(Ready(None, EngineStats()))  # type: ignore[arg-type]  # these sets need no information
-    core = EngineCore(
-        Scheduler(config, capacity),
-        executor,  # type: ignore[arg-type]
-        client,
-        capacity,
-        incarnation=0,
-        clock=lambda: executor.now,
-    )
-    assert core.run() == "all is measured"
+    scheduler = Scheduler(config, executor.capacity)
+    core = EngineCore(scheduler, executor, client.post, executor.capacity, incarnation=0, clock=executor.clock)
+    assert core.run(client) == "all is measured"
     return groups, executor
 
 

@@ -65,6 +65,8 @@ def planned(seed: int | None) -> Planned | None:
 class FaultyExecutor:
     """A model's executor in this process, in which requests have faults."""
 
+    result_at = 0.0  # `result` blocks
+
     def __init__(self, config: EngineConfig) -> None:
         self._executor = InProcessExecutor(config)
         self._block_size = config.block_size

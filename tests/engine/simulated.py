@@ -34,7 +34,8 @@ from penstock.messages import (
     StepTiming,
     TokenDelta,
 )
-from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor, expected_output
+from penstock.simulate import VOCABULARY, SimulatedExecutor
+from tests.schedule.simulated import expected_output
 
 RANK = (sys.executable, "-m", "tests.engine.ranks.simulated_rank")
 ENGINE = (sys.executable, "-m", "tests.engine.simulated_process")
@@ -64,12 +65,14 @@ class WrongCheckpoint(ValueError):
     __module__ = "penstock.weights"
 
 
-class TroubledExecutor:
-    """The scheduler's simulated executor, within a scenario."""
+class TroubledExecutor(SimulatedExecutor):
+    """The simulated executor within a scenario. `result` blocks for the time of a step, as on a CPU."""
+
+    result_at = 0.0
 
     def __init__(self, config: EngineConfig) -> None:
         self.scenario = msgspec.json.decode(config.model, type=Scenario)
-        self.capacity = Capacity(
+        capacity = Capacity(
             4,
             (KVGroup(self.scenario.blocks),),
             self.scenario.depth,
@@ -78,8 +81,11 @@ class TroubledExecutor:
             (MemoryRow("weights", 0, "there are none"),),
             exact_drafts=self.scenario.exact_drafts,
         )
-        self.simulated = SimulatedExecutor(
-            self.capacity, scheduler_config(config), fails=lambda sampling, choice, length: sampling.seed == BAD_SEED
+        super().__init__(
+            capacity,
+            scheduler_config(config),
+            time.monotonic,
+            fails=lambda sampling, choice, length: sampling.seed == BAD_SEED,
         )
         self.steps = 0
 
@@ -91,12 +97,12 @@ class TroubledExecutor:
             raise KeyError(self.scenario.crash)
         if self.scenario.exit:
             sys.exit(self.scenario.exit)
-        return self.capacity
+        return super().start()
 
     def submit(self, plan: StepPlan) -> None:
         if any(new.sampling.seed == FATAL_SEED for new in plan.new):
             raise RuntimeError("the device has fallen off the bus")
-        self.simulated.submit(plan)
+        super().submit(plan)
 
     def result(self) -> StepResult:
         self.steps += 1
@@ -108,16 +114,7 @@ class TroubledExecutor:
                 ctypes.PyDLL(None).sleep(int(self.scenario.stuck_seconds))
             time.sleep(self.scenario.stuck_seconds)
         timing = StepTiming(self.scenario.step_seconds * 0.75, self.scenario.step_seconds * 0.25)
-        return msgspec.structs.replace(self.simulated.result(), timing=timing)
-
-    def recover(self, error: Exception) -> bool:
-        return self.simulated.recover(error)
-
-    def health(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return msgspec.structs.replace(super().result(), timing=timing)
 
 
 def executor(config: EngineConfig) -> Executor:

@@ -25,10 +25,10 @@ from penstock.messages import (
     Sleep,
     Wake,
 )
+from penstock.simulate import logprob_row
 from tests.engine.processes import descriptors
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
 from tests.schedule.simulated import request
-from tests.schedule.simulated_executor import logprob_row
 
 KINDS = ["thread", "process", "shared"]
 also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from penstock.engine.core import ADMISSION_SECONDS, EngineCore
+from penstock.engine.core import ADMISSION_SECONDS, COMPILER_SECONDS, HEALTH_SECONDS, EngineCore
 from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Refused, Rejected, Step, Stop
 from penstock.messages import (
     OUT_OF_MEMORY,
@@ -25,17 +25,15 @@ from penstock.messages import (
     TokenDelta,
 )
 from penstock.schedule import Scheduler, SchedulerConfig
+from penstock.simulate import VOCABULARY, SimulatedExecutor, VirtualClock
 from tests.engine.simulated import BAD_SEED, Answer, expected
 from tests.schedule.simulated import request
-from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor
 
 LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.per_look = 0.0  # seconds that pass with every look at it
+class ManualClock(VirtualClock):
+    per_look = 0.0  # seconds that pass with every look at it
 
     def __call__(self) -> float:
         self.now += self.per_look
@@ -76,29 +74,23 @@ class ScriptedChannel:
         return answer
 
 
-class TimedExecutor:
-    """The scheduler's simulated executor; its steps take time on a manual clock."""
+class BlockingExecutor(SimulatedExecutor):
+    """The simulated executor; `result` blocks while a step's time passes on a manual clock."""
+
+    result_at = 0.0
 
     def __init__(self, capacity: Capacity, clock: ManualClock) -> None:
-        self.simulated = SimulatedExecutor(
-            capacity, LIMITS, fails=lambda sampling, choice, length: sampling.seed == BAD_SEED
-        )
+        super().__init__(capacity, LIMITS, clock, fails=lambda sampling, choice, length: sampling.seed == BAD_SEED)
         self.clock = clock
-        self.outstanding = self.deepest = self.looks = 0
+        self.deepest = self.looks = 0
 
     def submit(self, plan: StepPlan) -> None:
-        self.simulated.submit(plan)
-        self.outstanding += 1
-        self.deepest = max(self.deepest, self.outstanding)
+        super().submit(plan)
+        self.deepest = max(self.deepest, len(self.outstanding))
 
     def result(self) -> StepResult:
-        self.outstanding -= 1
         self.clock.now += 0.010
-        return msgspec.structs.replace(self.simulated.result(), timing=StepTiming(0.006, 0.003, 0.010))
-
-    def recover(self, error: Exception) -> bool:
-        self.outstanding = 0
-        return self.simulated.recover(error)
+        return msgspec.structs.replace(super().result(), timing=StepTiming(0.006, 0.003, 0.010))
 
     def health(self) -> None:
         self.looks += 1
@@ -109,14 +101,14 @@ class Bench:
 
     def __init__(self, *batches: list[Command | Refused], depth: int = 1) -> None:
         capacity = Capacity(4, (KVGroup(257),), depth, Identity("simulated"), VOCABULARY)
-        self.clock = ManualClock()
+        self.clock = ManualClock(100.0)
         self.port = ScriptedChannel(*batches)
         self.scheduler = Scheduler(LIMITS, capacity, incarnation=3)
-        self.executor = TimedExecutor(capacity, self.clock)
-        self.core = EngineCore(self.scheduler, self.executor, self.port, capacity, incarnation=3, clock=self.clock)
+        self.executor = BlockingExecutor(capacity, self.clock)
+        self.core = EngineCore(self.scheduler, self.executor, self.port.post, capacity, incarnation=3, clock=self.clock)
 
     def run(self) -> ScriptedChannel:
-        assert self.core.run() == "the script is over"
+        assert self.core.run(self.port) == "the script is over"
         self.scheduler.check()
         return self.port
 
@@ -185,7 +177,7 @@ def test_an_executor_that_ends_while_the_engine_sleeps_is_everybodys(monkeypatch
 
     monkeypatch.setattr(bench.executor, "health", fail)
     with pytest.raises(EngineError, match="rank 1 is gone"):
-        bench.core.run()
+        bench.core.run(bench.port)
 
 
 def test_time_asleep_is_no_steps_time() -> None:
@@ -297,7 +289,7 @@ def test_a_failing_executor_is_everybodys(monkeypatch: pytest.MonkeyPatch, part:
 
     monkeypatch.setattr(bench.executor, part, fail)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        bench.core.run()
+        bench.core.run(bench.port)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -343,13 +335,64 @@ def test_work_that_is_never_planned_is_an_error_and_no_endless_loop(monkeypatch:
     bench = Bench(adds(request("a")))
     monkeypatch.setattr(bench.scheduler, "plan", lambda now: None)
     with pytest.raises(RuntimeError, match="has work but plans none"):
-        bench.core.run()
+        bench.core.run(bench.port)
 
 
 def test_stop_ends_the_loop_between_two_steps() -> None:
     bench = Bench(adds(request("a", 4, 50)), [], [Stop("enough")])
-    assert bench.core.run() == "enough"
+    assert bench.core.run(bench.port) == "enough"
     assert len(bench.port.steps) == 2
+
+
+def on_a_clock(bench: Bench, seconds: float) -> EngineCore:
+    """A core whose executor does not block: a result is there `seconds` after the plan."""
+    capacity = bench.executor.capacity
+    executor = SimulatedExecutor(capacity, LIMITS, bench.clock, seconds=lambda plan: seconds)
+    return EngineCore(bench.scheduler, executor, bench.port.post, capacity, incarnation=3, clock=bench.clock)
+
+
+def test_a_step_returns_when_the_next_one_is_due() -> None:
+    bench = Bench()
+    core, clock = on_a_clock(bench, 0.25), bench.clock
+    assert core.step() is None, "there is nothing to do"
+    assert core.step(adds(request("a", 4, 2))) == 100.25
+    clock.now = 100.1
+    assert core.step(adds(request("b", 4, 1))) == 100.25, "a command does not shorten the step that runs"
+    assert not bench.port.deltas
+    clock.now = 100.25
+    assert core.step() <= clock.now, "the next plan can begin at once"
+    assert core.step() == 100.5
+    clock.now = 101.0
+    assert core.step() <= clock.now
+    assert core.step() is None
+    assert [delta.request_id for delta in bench.port.deltas] == ["a", "a", "b"]
+    assert bench.port.steps[-1].stats.step_seconds == pytest.approx(1.0)
+    assert core.step([Stop("enough")]) is None and core.stop_reason == "enough"
+
+
+def test_a_grammar_that_is_being_compiled_is_looked_at_again_soon() -> None:
+    bench = Bench()
+    bench.executor.prepare = lambda grammar: False  # type: ignore[method-assign]
+    held = msgspec.structs.replace(request("held"), grammar=Grammar("regex", "a"))
+    assert bench.core.step(adds(held)) == bench.clock.now + COMPILER_SECONDS
+    bench.clock.now += 1.0
+    assert bench.core.step([Abort("held")]) is None
+
+
+def test_the_loop_blocks_for_commands_until_a_result_is_due() -> None:
+    bench, waits = Bench(), []
+
+    class SleepingChannel(ScriptedChannel):
+        def receive(self, *, wait: float) -> list[Command | Rejected]:
+            waits.append(wait)
+            if self.batches:
+                return self.batches.popleft()
+            bench.clock.now += wait
+            return [Stop("the script is over")] if wait == HEALTH_SECONDS else []
+
+    assert on_a_clock(bench, 0.25).run(SleepingChannel(adds(request("a", 4, 3)))) == "the script is over"
+    assert waits == [HEALTH_SECONDS, 0.25, 0.0, 0.25, 0.0, 0.25, 0.0, HEALTH_SECONDS]
+    assert len(bench.port.deltas) == 3
 
 
 def test_a_request_waits_for_its_grammar_and_others_do_not() -> None:

@@ -1,22 +1,21 @@
 """An executor that knows every output beforehand, on a virtual clock whose steps take what a cost function says."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from penstock.messages import (
     Capacity,
+    Clock,
     EngineStats,
     GenerateRequest,
-    Identity,
     KVGroup,
     SamplingParams,
-    SequenceResult,
-    StepPlan,
     StepResult,
-    Work,
 )
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
+from penstock.simulate import SimulatedExecutor, SimulatedSequence, VirtualClock
 
 Cost = Callable[[int, int], float]  # (sequences, rows) -> seconds
 Forced = Callable[[list[int], list[int]], tuple[int, ...]]  # (tokens so far, all) -> those that a grammar forces next
@@ -38,34 +37,44 @@ class Outcome(NamedTuple):
     ended: list[float]  # when each text was complete
 
 
-@dataclass
-class KnownTexts:
-    """Answers plans from the known outputs."""
+class KnownTexts(SimulatedExecutor):
+    """Gives the known outputs, and says what a grammar forces next. A step takes `cost(sequences, rows)`."""
 
-    texts: dict[tuple[int, ...], list[int]]  # prompt -> prompt and output
-    rows: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)  # tokens so far, and all
-    forced: Forced | None = None
+    def __init__(
+        self,
+        texts: Sequence[Text],
+        limits: SchedulerConfig,
+        clock: Clock,
+        cost: Cost,
+        *,
+        blocks: int = 4096,
+        forced: Forced | None = None,
+    ) -> None:
+        super().__init__(
+            Capacity(16, (KVGroup(blocks),), vocab_size=1 << 20),
+            limits,
+            clock,
+            seconds=lambda plan: cost(len(plan.work), sum(work.count for work in plan.work)),
+            next_token=self._next,
+            checks_slots=False,
+        )
+        self._texts = {tuple(text.prompt): [*text.prompt, *text.output] for text in texts}
+        self._forced = forced
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        for seq in plan.gone:
-            del self.rows[seq]
-        for new in plan.new:
-            self.rows[new.seq] = list(new.token_ids), self.texts[new.token_ids[: new.num_prompt]]
-        results = tuple(SequenceResult(work.seq, self._next(work)) for work in plan.work)
-        forced = [(work.seq, self.forced(*self.rows[work.seq])) for work in plan.work if self.forced is not None]
-        return StepResult(plan.plan_id, results, forced=tuple(each for each in forced if each[1]))
+    def result(self) -> StepResult:
+        result = super().result()
+        if self._forced is None:
+            return result
+        sequences = [self._sequences[given.seq] for given in result.results]
+        forced = ((each.seq, self._forced(each.tokens, self._whole(each))) for each in sequences)
+        return msgspec.structs.replace(result, forced=tuple(each for each in forced if each[1]))
 
-    def _next(self, work: Work) -> tuple[int, ...]:
-        if not work.sample:
-            return ()
-        tokens, whole = self.rows[work.seq]
-        given: list[int] = []
-        for draft in (*work.draft_ids, None):
-            given.append(whole[len(tokens)] if len(tokens) < len(whole) else 0)
-            tokens.append(given[-1])
-            if given[-1] != draft:
-                break
-        return tuple(given)
+    def _next(self, sequence: SimulatedSequence) -> int:
+        whole, at = self._whole(sequence), len(sequence.tokens)
+        return whole[at] if at < len(whole) else 0
+
+    def _whole(self, sequence: SimulatedSequence) -> list[int]:
+        return self._texts[tuple(sequence.tokens[: sequence.num_prompt])]
 
 
 def serve(
@@ -90,12 +99,12 @@ def serve(
         num_speculative_tokens=most if speculation != "off" else 0,
         max_step_drafts=32 if speculation != "off" else 0,
     )
-    capacity = Capacity(16, (KVGroup(blocks),), 1, Identity("known"), vocab_size=1 << 20)
-    scheduler = Scheduler(config, capacity, log=log)
-    executor = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts}, forced=forced)
+    clock = VirtualClock(1.0)
+    executor = KnownTexts(texts, config, clock, cost, blocks=blocks, forced=forced)
+    scheduler = Scheduler(config, executor.capacity, log=log)
     outputs: list[list[int]] = [[] for _ in texts]
     ended = [0.0 for _ in texts]
-    now, sent, running = 1.0, 0, 0
+    sent, running = 0, 0
     while running or sent < len(texts):
         while running < batch and sent < len(texts):
             text = texts[sent]
@@ -107,16 +116,16 @@ def serve(
                     prediction_ids=tuple(text.prediction),
                     tenant=text.tenant,
                 ),
-                now,
+                clock.now,
             )
             sent, running = sent + 1, running + 1
-        plan = scheduler.plan(now)
+        plan = scheduler.plan(clock.now)
         assert plan is not None
-        result = executor.execute(plan)
-        now += cost(len(plan.work), sum(work.count for work in plan.work))
-        for delta in scheduler.apply(result, now):
+        executor.submit(plan)
+        clock.now = executor.result_at
+        for delta in scheduler.apply(executor.result(), clock.now):
             outputs[int(delta.request_id)] += delta.token_ids
             if delta.finish_reason is not None:
                 running -= 1
-                ended[int(delta.request_id)] = now - 1.0
-    return Outcome(now - 1.0, scheduler.stats(), outputs, ended)
+                ended[int(delta.request_id)] = clock.now - 1.0
+    return Outcome(clock.now - 1.0, scheduler.stats(), outputs, ended)

@@ -1,4 +1,4 @@
-"""A loop that runs the scheduler and the executor of `simulated_executor` on a virtual clock."""
+"""A loop that runs the scheduler and the simulated executor on a virtual clock."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from penstock.messages import (
 )
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
 from penstock.schedule.policy import Policy
-from tests.schedule.simulated_executor import VOCABULARY, SimulatedExecutor, expected_output, logprob_row, mix
+from penstock.simulate import VOCABULARY, SimulatedExecutor, logprob_row, mix, prefix_hashes, sample
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Simulation:
         self.config = config
         self.capacity = capacity
         self.scheduler = Scheduler(config, capacity, log=log, policy=policy)
-        self.executor = SimulatedExecutor(capacity, config, **executor)
+        self.executor = SimulatedExecutor(capacity, config, lambda: self.now, **executor)
         self.now = 0.0
         self.token_seconds = 0.0001
         self.plans: list[StepPlan] = []
@@ -58,7 +58,7 @@ class Simulation:
 
     @property
     def outstanding(self) -> int:
-        return len(self.executor.results)
+        return len(self.executor.outstanding)
 
     def add(self, request: GenerateRequest) -> None:
         deltas = self.scheduler.add(request, self.now)
@@ -152,6 +152,20 @@ def request(request_id: str, prompt: Iterable[int] | int = 8, max_tokens: int = 
     own = {name: fields.pop(name) for name in list(fields) if name in GenerateRequest.__struct_fields__}
     sampling = SamplingParams(**{"seed": mix(request_id) % 2**32, "max_tokens": max_tokens, **fields})
     return GenerateRequest(request_id=request_id, prompt_ids=tuple(prompt), sampling=sampling, **own)
+
+
+def expected_output(request: GenerateRequest, choice: int, max_model_len: int) -> tuple[list[int], str]:
+    """The tokens of a choice and why it ends, from no scheduling at all."""
+    sampling = request.sampling
+    output: list[int] = []
+    last = prefix_hashes(request.prompt_ids)[-1]
+    while len(output) < sampling.max_tokens and len(request.prompt_ids) + len(output) < max_model_len:
+        token = sample(last, sampling, choice, len(output))
+        last = mix(last, token)
+        output.append(token)
+        if token in sampling.stops() and len(output) > sampling.min_tokens:
+            return output, "stop"
+    return output, "length"
 
 
 def simulation(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.messages import GenerateRequest, SamplingParams, Window
+from penstock.simulate import VOCABULARY, logprob_row, mix
 from tests.schedule.policies import AnyOrder
-from tests.schedule.simulated import Simulation, simulation
-from tests.schedule.simulated_executor import VOCABULARY, expected_output, logprob_row, mix
+from tests.schedule.simulated import Simulation, expected_output, simulation
 
 WINDOWS = [(0,), (0, 8), (6,), (0, 1), (5, 0, 9), (Window(6, chunked=True), 0), (Window(8, chunked=True),)]
 MAX_MODEL_LEN = 40

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.messages import RequestRejected, StepPlan
 from penstock.schedule import SchedulerConfig
-from tests.schedule.simulated import Simulation, request, simulation
-from tests.schedule.simulated_executor import expected_output, logprob_row
+from penstock.simulate import logprob_row
+from tests.schedule.simulated import Simulation, expected_output, request, simulation
 
 
 def counts(plan: StepPlan | None) -> list[int]:

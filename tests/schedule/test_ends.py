@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from penstock.messages import SequenceResult, StepResult
-from tests.schedule.simulated import Simulation, request, simulation
-from tests.schedule.simulated_executor import VOCABULARY, expected_output
+from penstock.simulate import VOCABULARY
+from tests.schedule.simulated import Simulation, expected_output, request, simulation
 
 
 def stop_at(sim: Simulation, index: int, **fields: object) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.messages import Window
+from penstock.simulate import logprob_row
 from tests.schedule.simulated import Simulation, request, simulation
-from tests.schedule.simulated_executor import logprob_row
 
 
 def run_many(sim: Simulation, count: int, prompt: int, max_tokens: int, **fields: object) -> None:

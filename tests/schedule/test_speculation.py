@@ -12,8 +12,7 @@ from penstock.messages import Window
 from penstock.schedule import EventFile, ReplayMismatch, read_events, replay
 from penstock.schedule.log import Applied, Submitted
 from tests.schedule.known_texts import Cost, Text, serve
-from tests.schedule.simulated import request, simulation
-from tests.schedule.simulated_executor import expected_output
+from tests.schedule.simulated import expected_output, request, simulation
 
 VOCABULARY = 5000
 

@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig, ModelFacts
-from penstock.config.memory import token_bytes
-from penstock.config.weights import WeightFormat, cpu_format, matmul_bytes
+from penstock.config.weights import WeightFormat, cpu_format
+from penstock.families.step_cost import model_costs
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.team import ThreadTeam
 
@@ -100,12 +100,11 @@ def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: 
     decode step reads the weights that it needs once, the head included, and the KV cache of every request:
     max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
     """
-    layers = facts.parameters_per_token
-    with_head = layers + facts.vocab_size * facts.hidden_size
-    stored = matmul_bytes(facts, engine, case.count)
-    kv_bytes = sum(token_bytes(facts, engine))
-    prefill = 2.0 * layers * case.prompt_len * case.count / machine.flops
-    weights = max(stored / machine.bandwidth, 2.0 * with_head * case.count / machine.flops)
+    costs = model_costs(facts, engine)
+    kv_bytes = sum(costs.block_bytes) / engine.block_size
+    prefill = costs.layer_flops * case.prompt_len * case.count / machine.flops
+    flops = (costs.layer_flops + costs.head_flops) * case.count
+    weights = max(costs.weight_bytes(case.count) / machine.bandwidth, flops / machine.flops)
     steps = case.output_len - 1
     context = case.prompt_len + steps / 2
     return prefill + steps * (weights + case.count * context * kv_bytes / machine.bandwidth)

@@ -4,13 +4,12 @@ import os
 import re
 import threading
 from collections.abc import Collection
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.config.machine.devices import FLOPS, this_machine
-from penstock.config.memory import block_bytes
-from penstock.config.weights import WeightFormat, cpu_format, matmul_bytes
-from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
+from penstock.config.weights import WeightFormat, cpu_format
+from penstock.families.step_cost import model_costs
+from penstock.observe.costs import CostModel, IdlePeak, MachinePeak
 
 if TYPE_CHECKING:
     from penstock.config import EngineConfig, Hardware, ModelFacts
@@ -21,15 +20,9 @@ def cost_model(prepared: "PreparedModel", hardware: "Hardware") -> CostModel:
     """Returns the costs of the model's steps, and the peak of this machine. A CPU's is measured when it is idle, a
     GPU's is the maker's, if the GPU is known."""
     facts, engine = prepared.facts, prepared.resolved.engine
-    costs = StepCosts(
-        weight_bytes=lru_cache(lambda tokens: float(matmul_bytes(facts, engine, tokens))),
-        block_bytes=block_bytes(facts, engine),
-        layer_flops=2.0 * facts.parameters_per_token,
-        head_flops=0.0 if facts.pooling else 2.0 * facts.vocab_size * facts.hidden_size,
-    )
     cpus = os.sched_getaffinity(0)
     return CostModel(
-        costs,
+        model_costs(facts, engine),
         IdlePeak(lambda: _gpu_peak(engine, hardware) if engine.device == "cuda" else _cpu_peak(facts, engine, cpus)),
     )
 

@@ -1,7 +1,7 @@
 """The engine's loop: receive commands, plan a step, apply its result, send one message."""
 
 import logging
-import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,54 +37,72 @@ log = logging.getLogger(__name__)
 class EngineCore:
     """Drives one scheduler and one executor, which has been started and has `capacity`, on the calling thread.
 
+    `run` serves the client at the other end of a channel. A simulator calls `step` itself, for as many engines as it
+    has: a step never waits for commands, and reads no clock but `clock`. What is new for clients is passed to `post`.
+
     A request that cannot be added, or fails in its row of a step, ends alone. An exception out of the scheduler or the
-    executor concerns every request: `run` lets it through.
+    executor concerns every request: `step` and `run` raise it.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
-        channel: Channel,
+        post: Callable[[Step], None],
         capacity: Capacity,
         *,
         incarnation: int,
-        clock: Clock = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._channel = channel
+        self._post = post
         self._depth = capacity.depth
         self._incarnation = incarnation
         self._clock = clock
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
-        self._patience = HEALTH_SECONDS  # how long to block for commands: 0 while there are steps
+        self._idle = True  # the last step has returned None
         self._out = Step()  # the next message in the making
         self._posted = EngineStats()  # the last statistics sent
         self._stats_due = 0.0  # when the next ones are sent at the latest
-        self._stop_reason: str | None = None
+        self.stop_reason: str | None = None  # of the Stop command, after which there are no more steps
 
-    def run(self) -> str:
-        """Step until a Stop command. Returns its reason."""
-        while True:
-            self._receive()
-            if self._stop_reason is not None:
-                return self._stop_reason
-            if self._backlog:
-                self._admit()
-            self._advance()
-            self._send()
+    def run(self, channel: Channel) -> str:
+        """Step until a Stop command. Returns its reason. Blocks on `channel` until the next step is due; while the
+        engine is idle, the executor's health is checked."""
+        wake: float | None = None
+        while wake is not None or self.stop_reason is None:
+            if wake is not None:
+                wait = wake - self._clock()
+                commands = channel.receive(wait=wait if wait > 0.0 else 0.0)
+            else:
+                commands = channel.receive(wait=HEALTH_SECONDS)
+                self._executor.health()
+            wake = self.step(commands)
+        return self.stop_reason
 
-    def _receive(self) -> None:
-        """Execute the commands received. An idle engine blocks until one comes, and checks the executor's health."""
-        commands = self._channel.receive(wait=self._patience)
-        if self._patience == HEALTH_SECONDS:
-            self._executor.health()
+    def step(self, commands: Sequence[Command | Refused] = ()) -> float | None:
+        """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it is there.
+
+        Returns when the next step is due, which is at once if that time has passed; None if there is nothing to do
+        until a command comes. An earlier step, such as for a command, does no harm. If the executor's `result` blocks,
+        so does the step: on a CPU, while the result is computed.
+        """
+        if self._idle:
+            self._idle = False
             self._meter.resume()
-        for command in commands:
-            self._execute(command)
+        if commands:
+            for command in commands:
+                self._execute(command)
+            if self.stop_reason is not None:
+                return None
+        if self._backlog:
+            self._admit()
+        wake = self._advance()
+        self._send()
+        return wake
 
     def _admit(self) -> None:
         """Add requests for a bounded time, so that many new ones do not delay those that run. One whose grammar is
@@ -106,36 +124,40 @@ class EngineCore:
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
             return False
 
-    def _advance(self) -> None:
-        """Drop what would be late, fill the pipeline with plans, then apply the oldest result."""
+    def _advance(self) -> float | None:
+        """Drop what would be late, fill the pipeline with plans, then apply the oldest result. Returns as `step`."""
         now = self._clock()
         for request_id, seconds in self._scheduler.drop_late(now):
             self._out.rejected.append(Rejected(request_id, _late(seconds), "deadline"))
         while self._outstanding < self._depth and (plan := self._scheduler.plan(now)) is not None:
             if plan.new:
                 # If the step ends the engine, the client needs the names of its requests.
-                self._channel.post(Step(begun=self._scheduler.begun(plan)))
+                self._post(Step(begun=self._scheduler.begun(plan)))
             try:
                 self._executor.submit(plan)
             except Exception as error:
                 self._start_over(error)
-                return
+                return now
             self._outstanding += 1
-        if self._outstanding:
-            self._patience = 0.0
-            try:
-                result = self._executor.result()
-            except Exception as error:
-                self._start_over(error)
-                return
-            self._outstanding -= 1
-            now = self._clock()
-            self._meter.step(result.timing, now)
-            self._out.deltas += self._scheduler.apply(result, now)
-            return
-        self._patience = COMPILER_SECONDS if self._backlog else HEALTH_SECONDS
-        if self._scheduler.has_work:
-            raise RuntimeError("the scheduler has work but plans none of it")
+        if not self._outstanding:
+            if self._scheduler.has_work:
+                raise RuntimeError("the scheduler has work but plans none of it")
+            if self._backlog:
+                return now + COMPILER_SECONDS
+            self._idle = True
+            return None
+        if (due := self._executor.result_at) > now:
+            return due
+        try:
+            result = self._executor.result()
+        except Exception as error:
+            self._start_over(error)
+            return now
+        self._outstanding -= 1
+        now = self._clock()
+        self._meter.step(result.timing, now)
+        self._out.deltas += self._scheduler.apply(result, now)
+        return now
 
     def _start_over(self, error: Exception) -> None:
         """After a failed allocation: end the request that needed most, and let the others go on. Raises other errors.
@@ -146,7 +168,6 @@ class EngineCore:
             raise error
         log.error("a step failed for lack of memory; one request ends, and the others are computed again: %r", error)
         self._outstanding = 0
-        self._patience = 0.0
         message = f"{OUT_OF_MEMORY} beside the others: send it again later, or a shorter one"
         self._out.deltas.extend(self._scheduler.start_over(message, self._clock()))
 
@@ -159,7 +180,7 @@ class EngineCore:
             if stats != self._posted:
                 out.stats = self._posted = stats
         if out.stats or out.deltas or out.rejected or out.aborted or out.replies:
-            self._channel.post(out)
+            self._post(out)
             self._out = Step()
 
     def _execute(self, command: Command | Refused) -> None:
@@ -185,7 +206,7 @@ class EngineCore:
             case ControlReply():
                 self._out.replies.append(command)
             case Stop():
-                self._stop_reason = command.reason
+                self.stop_reason = command.reason
 
     def _accept(self, request: GenerateRequest, now: float) -> None:
         if request.request_id in self._backlog:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class InProcessExecutor:
     """Passes plans to a runner, which computes them in `result` on a CPU, and from `submit` on on a GPU."""
 
+    result_at = 0.0  # `result` blocks
+
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._runner: ModelRunner | EncoderRunner | None = None

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -60,10 +61,12 @@ def run_engine(
             if limits.speculation != "off":
                 limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
-            core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
+            core = EngineCore(
+                scheduler, executor, channel.post, capacity, incarnation=config.incarnation, clock=time.monotonic
+            )
             on_loaded()
             channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
-            channel.announce(Ended(core.run()))
+            channel.announce(Ended(core.run(channel)))
     except Exception as error:
         channel.announce(Ended(error_text(error)))
         return False

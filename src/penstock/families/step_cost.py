@@ -1,12 +1,25 @@
-"""The least cost of a step of a divided model: the bytes read from memory, and those sent over links."""
+"""The least cost of a step, computed from a model's sizes: bytes read, bytes sent over links, operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from penstock.config import EngineConfig, ModelFacts
+from penstock.config.memory import block_bytes
 from penstock.config.weights import matmul_bytes
 from penstock.families.spec import ModelSpec
 from penstock.families.traffic import link_bytes, step_traffic
+from penstock.observe.costs import StepCosts
+
+
+def model_costs(facts: ModelFacts, engine: EngineConfig) -> StepCosts:
+    """The costs of steps of any size, all ranks together: of a whole model if `facts` are those of one."""
+    return StepCosts(
+        weight_bytes=lru_cache(lambda tokens: float(matmul_bytes(facts, engine, tokens))),
+        block_bytes=block_bytes(facts, engine),
+        layer_flops=2.0 * facts.parameters_per_token,
+        head_flops=0.0 if facts.pooling else 2.0 * facts.vocab_size * facts.hidden_size,
+    )
 
 
 @dataclass(frozen=True)

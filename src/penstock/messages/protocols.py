@@ -24,8 +24,14 @@ class Executor(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> None: ...
+    @property
+    def result_at(self) -> float:
+        """When the oldest outstanding plan's result can be taken, by the engine's clock. Until then the engine executes
+        commands. 0 for an executor whose `result` blocks. Read only while a plan is outstanding."""
+        ...
+
     def result(self) -> StepResult:
-        """Return the result of the oldest outstanding plan. Blocks until it is there."""
+        """Return the result of the oldest outstanding plan. Blocks until it is there, unless `result_at` says when."""
         ...
 
     def recover(self, error: Exception) -> bool:

@@ -1,4 +1,5 @@
-"""Estimates what steps read from memory and compute, and how much of the machine that is."""
+"""Counts what steps read from memory and compute, and how much of the machine that is. `families/step_cost.py` computes
+the costs from a model's sizes."""
 
 import logging
 import threading

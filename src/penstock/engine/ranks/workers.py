@@ -61,6 +61,8 @@ class WorkersExecutor:
     where and why. One thread calls.
     """
 
+    result_at = 0.0  # `result` blocks
+
     def __init__(
         self,
         config: EngineConfig,

@@ -1,0 +1,27 @@
+"""Production schedulers and engines on a virtual clock: what executes their plans takes time and computes nothing."""
+
+from penstock.simulate.clock import VirtualClock
+from penstock.simulate.executor import SimulatedExecutor
+from penstock.simulate.slots import PlanError
+from penstock.simulate.tokens import (
+    VOCABULARY,
+    SimulatedSequence,
+    hashed_token,
+    logprob_row,
+    mix,
+    prefix_hashes,
+    sample,
+)
+
+__all__ = [
+    "VOCABULARY",
+    "PlanError",
+    "SimulatedExecutor",
+    "SimulatedSequence",
+    "VirtualClock",
+    "hashed_token",
+    "logprob_row",
+    "mix",
+    "prefix_hashes",
+    "sample",
+]
