@@ -207,7 +207,7 @@ async def test_ends_of_engines_that_answered_much_do_not_count(
     client = await engine(Scenario(step_seconds=0.001, fail_at=40))
     asked = request("a", 6, 220)
     assert (await ask(client, asked)).choices[0] == expected(asked)
-    assert recovery.MOST_ENDS < client.restarts < len(recovery.DELAYS)
+    assert recovery.MOST_ENDS < client.state.restarts < len(recovery.DELAYS)
 
 
 async def test_an_engine_that_ends_too_often_is_not_started_again(

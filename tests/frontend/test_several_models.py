@@ -88,7 +88,7 @@ async def server(
     finally:
         stop.set()
         await asyncio.wait_for(running, 20)
-    assert not any(model.client.healthy for model in models)
+    assert {model.client.state.status for model in models} == {"ended"}
 
 
 async def continued(server: Server, name: str) -> list[str]:
