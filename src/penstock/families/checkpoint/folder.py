@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.families.checkpoint.safetensors_file import read_header
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
-from penstock.families.json_file import read_json_object
+from penstock.gguf.json_file import read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

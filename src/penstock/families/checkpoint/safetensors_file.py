@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
-from penstock.families.json_file import parse_json_object
+from penstock.gguf.json_file import parse_json_object
 from penstock.gguf import describe_other
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
