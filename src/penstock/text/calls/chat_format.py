@@ -18,6 +18,7 @@ from penstock.text.calls.formats import (
     find_reasoning_format,
     find_tool_format,
 )
+from penstock.text.calls.roles import RoleRules, arranged, find_rules
 from penstock.text.calls.writing import WrittenCall, write_calls
 from penstock.text.errors import ChatTemplateError
 from penstock.text.template import ChatTemplate
@@ -101,7 +102,22 @@ class ChatFormat:
             tools = None
         if tools and isinstance(self.tools, ChannelFormat):
             tools = [_described(tool) for tool in tools]
+        messages = arranged(messages, self._rules_with_tools if tools else self._rules)
         return template.render(messages, tools=tools, **options)
+
+    @functools.cached_property
+    def _rules(self) -> RoleRules:
+        return self._find_rules(None)
+
+    @functools.cached_property
+    def _rules_with_tools(self) -> RoleRules:
+        """The rules of requests with tools, for which a model may have another template."""
+        return self._find_rules([_PROBE_TOOL])
+
+    def _find_rules(self, tools: Sequence[Mapping[str, Any]] | None) -> RoleRules:
+        form = self._call_form
+        call = [] if form is None else [_shaped(message, form) for message in _probe()]
+        return find_rules(functools.partial(self._checked_template.render, tools=tools), call)
 
     @property
     def _checked_template(self) -> ChatTemplate:
