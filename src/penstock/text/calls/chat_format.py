@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.text.calls.arguments import read_object
 from penstock.text.calls.formats import (
     PLAIN_JSON,
     REASONING_FORMATS,
@@ -216,14 +217,15 @@ def _shaped(message: Mapping[str, Any], form: _CallForm) -> dict[str, Any]:
     return message
 
 
-def _parsed(arguments: Any) -> Any:
-    """Returns the arguments of a call as an object. Those that are no JSON stay text, as the model wrote them."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
+def _parsed(arguments: Any) -> Mapping[str, Any]:
+    """Returns the arguments of a call as an object, which templates iterate over.
+
+    Arguments that a model wrote wrongly, or not to their end, are read as far as they can be: else every later request
+    of the conversation would fail.
+    """
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _probe() -> list[dict[str, Any]]:
@@ -254,9 +256,7 @@ def _flat(
             results = []
         if calls := message.get("tool_calls"):
             functions = [(call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
-            text = write_calls(
-                format, [WrittenCall(name, args if isinstance(args, dict) else {}) for name, args in functions]
-            )
+            text = write_calls(format, [WrittenCall(name, arguments) for name, arguments in functions])
             content = message.get("content")
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = f"{content}\n{text}" if content else text

@@ -1,0 +1,86 @@
+"""What agents send, on every wire that has chats: the prompt that the engine gets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.frontend.conftest import NAME, Site
+
+CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"
+# Templates that refuse what agents send.
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}]{{ m.content }};"
+    "{% endfor %}[go]"
+)
+ALTERNATING = (
+    "{% set ms = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }};{% endif %}{% for m in ms %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }};{% endfor %}[go]"
+)
+ARGUMENTS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"arguments": {% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}}{% endfor %};{% endfor %}'
+    "{% for t in tools or [] %}{% endfor %}[go]"
+)
+SYSTEM, USER, ANSWER = (
+    {"role": role, "content": text} for role, text in (("system", "s"), ("user", "u"), ("assistant", "a"))
+)
+
+
+async def prompt_of(site: Site, path: str, messages: list[dict[str, Any]], **fields: Any) -> str:
+    """The prompt that the engine gets for a chat."""
+    site.says("ok")
+    body: dict[str, Any] = {"model": NAME, "stream": False, **fields}
+    body["input" if path == RESPONSES else "messages"] = messages
+    if path == MESSAGES:
+        body["max_tokens"] = 5
+    response = await site.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return site.tokenizer.decode(site.engine.requests[-1].prompt_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+@pytest.mark.parametrize(
+    ("template", "messages", "prompt"),
+    [
+        (SYSTEM_FIRST, [SYSTEM, SYSTEM, USER], "[system]s\n\ns;[user]u;[go]"),
+        (SYSTEM_FIRST, [USER, ANSWER, SYSTEM, USER], "[user]u;[assistant]a;[user]s;[user]u;[go]"),
+        (ALTERNATING, [USER, USER], "[user]u\n\nu;[go]"),
+        (ALTERNATING, [SYSTEM, USER, ANSWER, ANSWER, USER], "[system]s;[user]u;[assistant]a\n\na;[user]u;[go]"),
+    ],
+)
+async def test_a_template_takes_any_order_of_roles(
+    sites: Callable[..., Site], path: str, template: str, messages: list[dict[str, Any]], prompt: str
+) -> None:
+    assert await prompt_of(sites("none", "none", template=template), path, messages) == prompt
+
+
+async def test_instructions_and_developer_messages_are_one_system_message(sites: Callable[..., Site]) -> None:
+    site = sites("none", "none", template=SYSTEM_FIRST)
+    developer = {"role": "developer", "content": "d"}
+    prompt = await prompt_of(site, RESPONSES, [developer, USER], instructions="i")
+    assert prompt == "[system]i\n\nd;[user]u;[go]"
+    assert await prompt_of(site, MESSAGES, [SYSTEM, USER], system="i") == "[system]i\n\ns;[user]u;[go]"
+    assert await prompt_of(site, CHAT, [SYSTEM, developer, USER]) == "[system]s\n\nd;[user]u;[go]"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [('{"c": "Par', "c=Par"), ("not json", ""), ('{"c": 1}{"c": 2}', "c=1"), ('{"c": "a\nb"}', "c=a\nb"), ("[1]", "")],
+)
+async def test_broken_arguments_of_an_earlier_call(sites: Callable[..., Site], written: str, shown: str) -> None:
+    site = sites("hermes", "none", template=ARGUMENTS)
+    function = {"name": "look", "arguments": written}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "bad arguments"}
+    expected = f'[user]u;[assistant]<tool_call>{{"arguments": {shown}}};[tool]bad arguments;[go]'
+    assert await prompt_of(site, CHAT, [USER, calls, result]) == expected
+    items = [
+        USER,
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": "bad arguments"},
+    ]
+    assert await prompt_of(site, RESPONSES, items) == expected
