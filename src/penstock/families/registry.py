@@ -44,13 +44,13 @@ from penstock.families.gguf.config import hf_config, sampling_defaults
 from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
-from penstock.gguf.json_file import read_json_object
 from penstock.families.multimodal import LANGUAGE_MODELS
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
 from penstock.families.transformers_model import transformers_spec, why_not_transformers
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
+from penstock.gguf.json_file import read_json_object
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {

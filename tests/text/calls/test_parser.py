@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, CallLimits, MessageParser, ToolOutputError
+from penstock.text.calls.formats import TaggedArguments
 from penstock.text.calls.writing import WrittenCall, write_calls
 from tests.text.calls.messages import CALLS, OTHERS, SCHEMAS, Case, Message, read
 
 CASES = [*CALLS, *OTHERS]
+TAGGED = {
+    name: item.body for name, item in TOOL_FORMATS.items() if isinstance(getattr(item, "body", None), TaggedArguments)
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -94,6 +98,42 @@ def test_what_is_written_is_read(name: str, city: str, days: int) -> None:
     case = Case(name, "", write_calls(TOOL_FORMATS[name], calls), Message(), prompt_end)
     message = read(case, list(range(3, len(case.text), 3)))
     assert [(tool, json.loads(arguments)) for tool, arguments in message.calls] == [("get_weather", calls[0].arguments)]
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_value_ends_where_an_argument_or_the_end_of_the_call_follows(name: str) -> None:
+    """Tools write files, which may contain the tag that closes an argument."""
+    format, tags = TOOL_FORMATS[name], TAGGED[name]
+    close = tags.value_close
+    for city in (
+        f"see {close} tag",
+        f'"{close}"\nx = 1',
+        f"{tags.opening('x')}1{close}\nend",
+        f"{close}{close}",
+        close * 9,
+    ):
+        for arguments in ({"city": city, "days": 2}, {"city": city}):
+            text = write_calls(format, [WrittenCall("get_weather", arguments), WrittenCall("now", {})])
+            for cuts in ([], list(range(1, len(text))), list(range(5, len(text), 5))):
+                message = read(Case(name, "", text, Message()), cuts)
+                assert message.content == "" and [tool for tool, _ in message.calls] == ["get_weather", "now"]
+                assert json.loads(message.calls[0][1]) == arguments
+    schema = {"type": "object", "properties": {"box": {"type": "object"}}}
+    parser = MessageParser(format, None, {"get_weather": schema})  # type: ignore[arg-type]
+    text = write_calls(format, [WrittenCall("get_weather", {"box": {"a": f"{close} b"}})])
+    arguments = "".join(part.text for part in parser.push(text) + parser.finish() if part.kind == "arguments")
+    assert json.loads(arguments) == {"box": {"a": f"{close} b"}}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_model_may_leave_out_the_end_of_a_call(name: str) -> None:
+    format, tags = TOOL_FORMATS[name], TAGGED[name]
+    line = "\n" if tags.line_breaks else ""
+    text = f"{''.join(format.head)}get_weather{format.mid}{tags.opening('city')}{line}a{line}{tags.value_close}"
+    begin = format.begin
+    for end in ("", "\n", f"\n{''.join(format.head)}now{format.mid}{''.join(format.tail)}{format.end}"):
+        message = read(Case(name, "", begin + text + end, Message()), list(range(1, len(begin + text + end))))
+        assert message.calls[0] == ("get_weather", '{"city": "a"}') and not message.content.strip()
 
 
 def pushes(format: str, text: str, reasoning: str = "think") -> list[str]:

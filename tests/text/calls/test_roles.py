@@ -21,9 +21,9 @@ LOSES_LATER_SYSTEM = (
     "{% endfor %}[go]"
 )
 KEEPS_LAST_SYSTEM = (
-    "{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.system = m.content %}"
-    "{% endif %}{% endfor %}[system]{{ ns.system }}\n{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]"
-    "{{ m.content }}\n{% endif %}{% endfor %}[go]"
+    "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}"
+    "{% endfor %}[system]{{ ns.system }}\n{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}\n"
+    "{% endfor %}[go]"
 )
 ALTERNATING = (
     "{% set ms = messages[1:] if messages[0].role == 'system' else messages %}{% for m in ms %}"

@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.gguf.json_file import read_json_object
 from penstock.gguf import GgufFile, is_gguf, read_gguf
+from penstock.gguf.json_file import read_json_object
 from penstock.weights.checkpoint import stored_tensors
 from penstock.weights.files import model_bytes
 

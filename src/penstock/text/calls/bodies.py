@@ -14,6 +14,7 @@ from penstock.text.calls.formats import JsonArguments, JsonObject, PythonCall, T
 from penstock.text.calls.parts import PartWriter
 
 _NAME_CHARS = 256
+_BLANKS_AFTER_VALUE = 256  # more of them are part of the value
 _KEYS = frozenset(("id", "type", "name", "arguments", "parameters"))
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -33,7 +34,7 @@ def read_body(format: ToolFormat, cursor: Cursor, writer: PartWriter) -> Reading
                 yield from cursor.after_blanks(format.mid.strip())
             if isinstance(body, JsonArguments):
                 return (yield from _json_arguments(name, written_id, cursor, writer))
-            yield from _tagged(name, body, cursor, writer)
+            yield from _tagged(name, format, body, cursor, writer)
             return True
 
 
@@ -153,11 +154,11 @@ def _decoded(text: str) -> str | None:
     return value
 
 
-def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter) -> Reading[None]:
+def _tagged(name: str, format: ToolFormat, body: TaggedArguments, cursor: Cursor, writer: PartWriter) -> Reading[None]:
     writer.call(name, None)
     properties = writer.schemas.get(name, {}).get("properties")
     types = properties if isinstance(properties, dict) else {}
-    key_close, value_close = Markers((body.key_close.strip(),)), Markers((body.value_close,))
+    key_close = Markers((body.key_close.strip(),))
     count = 0
     while (yield from cursor.after_blanks(body.key_open)):
         key = yield from cursor.before(key_close, _NAME_CHARS)
@@ -169,14 +170,19 @@ def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter
         key = key.strip()
         writer.arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
-        yield from _tagged_value(is_text(types.get(key)), body, value_close, cursor, writer)
+        yield from _tagged_value(is_text(types.get(key)), format, body, cursor, writer)
     writer.arguments("{}" if not count else "}")
 
 
 def _tagged_value(
-    is_text: bool, body: TaggedArguments, close: Markers, cursor: Cursor, writer: PartWriter
+    is_text: bool, format: ToolFormat, body: TaggedArguments, cursor: Cursor, writer: PartWriter
 ) -> Reading[None]:
-    """Reads one value up to its closing tag. A text is passed on as it arrives."""
+    """Reads one value up to its closing tag. A text is passed on as it arrives.
+
+    A value may contain the tag itself, as files do that a tool writes. It ends at a tag that another argument, the end
+    of the call, another call, or nothing follows.
+    """
+    close, followers = Markers((body.value_close,)), format.after_value
     if body.line_breaks:
         yield from cursor.literal("\n")
     if is_text:
@@ -192,13 +198,18 @@ def _tagged_value(
             writer.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             parts.append(text)
-        if marker is not None or cursor.ended:
+        if marker is not None:
+            if (yield from cursor.followed_by(followers, _BLANKS_AFTER_VALUE)):
+                break
+            held += marker
+        elif cursor.ended:
             break
-        yield
+        else:
+            yield
     if marker is None and held:  # the text ended inside the value
         parts.append(held)
         if is_text:
-            writer.arguments("\\n")
+            writer.arguments(json.dumps(held)[1:-1])
     writer.arguments('"' if is_text else _as_json("".join(parts)))
 
 
