@@ -136,6 +136,81 @@ def test_a_model_may_leave_out_the_end_of_a_call(name: str) -> None:
         assert message.calls[0] == ("get_weather", '{"city": "a"}') and not message.content.strip()
 
 
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (OPTIONAL, "12345", "12345"),
+        (OPTIONAL, "true", "true"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, "  indented\n", "  indented\n"),
+        (OPTIONAL, "null", None),
+        (OPTIONAL, "None", None),
+        (OPTIONAL, '"quoted"', "quoted"),
+        ({"type": ["string", "integer"]}, "12345", 12345),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"type": ["string", "number"]}, "12345", 12345),
+        ({"enum": ["1", None]}, "1", "1"),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, "1", 1),
+        ({"type": "integer"}, "True", True),
+        ({"type": "number"}, "Infinity", "Infinity"),
+        ({"type": "object"}, "{bad", "{bad"),
+    ],
+)
+def test_a_value_is_of_a_kind_that_the_schema_has(schema: object, text: str, value: object) -> None:
+    tool = {"get_weather": {"type": "object", "properties": {"city": schema}}}
+    parser = MessageParser(TOOL_FORMATS["qwen3-coder"], None, tool)
+    call = f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    parts = parser.push(call) + parser.finish()
+    arguments = "".join(part.text for part in parts if part.kind == "arguments")
+    assert json.loads(arguments) == {"city": value} and "Infinity}" not in arguments
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    for format in ("pythonic", "lfm2"):
+        text = "[get_weather(city=1e999, days=[1, -1e999, {'a': (1e999,)}])]"
+        begin, end = TOOL_FORMATS[format].begin, TOOL_FORMATS[format].end  # type: ignore[union-attr]
+        ((_, arguments),) = read(Case(format, "", begin + text + end, Message()), []).calls
+        assert json.loads(arguments) == {"city": None, "days": [1, None, {"a": [None]}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hi there", "Hi there"),
+        ("Hi <there>", "Hi <there>"),
+        ("Hi there<|end|>", "Hi there"),
+        ("<|channel|>analysis", ""),
+        (" to=functions.now", ""),
+        ("<|channel|>analysis<|message|>x<|end|><|start|>assist", ""),
+    ],
+)
+def test_harmony_without_a_header(text: str, content: str) -> None:
+    """An answer without a header is content; a header that is cut off is not."""
+    case = Case("harmony", "harmony", text, Message(), "<|start|>assistant")
+    for cuts in ([], list(range(1, len(text)))):
+        assert read(case, cuts).content == content
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("text {} more text", "text more text"),
+        ("text\n\n{}\n\nmore", "text\n\nmore"),
+        ("text{}more", "text\nmore"),
+        ("a {}\n{} b", "a b"),
+        ("{} more", "more"),
+        ("text {}", "text"),
+    ],
+)
+def test_texts_around_a_call_are_apart(text: str, content: str) -> None:
+    text = text.replace("{}", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    for cuts in ([], list(range(1, len(text)))):
+        assert read(Case("hermes", "", text, Message()), cuts).content == content
+
+
 def pushes(format: str, text: str, reasoning: str = "think") -> list[str]:
     """The text of content and arguments that each character releases."""
     parser = MessageParser(TOOL_FORMATS[format], REASONING_FORMATS[reasoning], SCHEMAS)
