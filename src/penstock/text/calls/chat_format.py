@@ -19,6 +19,7 @@ from penstock.text.calls.formats import (
     find_reasoning_format,
     find_tool_format,
 )
+from penstock.text.calls.markers import MarkerTexts, new_mark
 from penstock.text.calls.roles import RoleRules, arranged, find_rules
 from penstock.text.calls.writing import WrittenCall, write_calls
 from penstock.text.errors import ChatTemplateError
@@ -73,6 +74,9 @@ class ChatFormat:
         texts = {tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids}
         of_reasoning = _within(texts, self.reasoning)
         self.special = of_reasoning | _within(texts, self.tools)
+        kept = of_reasoning if isinstance(self.reasoning, ReasoningFormat) else {}
+        self._markers = MarkerTexts(tokenizer.special_texts)
+        self._markers_of_assistant = MarkerTexts(tokenizer.special_texts - kept.keys()) if kept else self._markers
         self._shown = frozenset(of_reasoning.values()), frozenset(self.special.values())
 
     def shown(self, *, tools: bool) -> frozenset[int]:
@@ -105,6 +109,30 @@ class ChatFormat:
             tools = [_described(tool) for tool in tools]
         messages = arranged(messages, self._rules_with_tools if tools else self._rules)
         return template.render(messages, tools=tools, **options)
+
+    def render_pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Returns the prompt, as `render` does, in the pieces that `Tokenizer.encode_pieces` takes.
+
+        Only the template writes special tokens. A text in a message that spells one is cut after its first character,
+        so that it stays text. The assistant's messages may have the markers of reasoning, which templates look for.
+        """
+        mark = new_mark()
+        try:
+            shown = [
+                (self._markers_of_assistant if message["role"] == "assistant" else self._markers).broken(message, mark)
+                for message in messages
+            ]
+            tools, options = self._markers.broken(tools, mark), self._markers.broken(options, mark)
+        except RecursionError as error:
+            raise ChatTemplateError("the messages are nested too deeply; flatten them") from error
+        return self.render(shown, tools=tools, **options).split(mark)
 
     @functools.cached_property
     def _rules(self) -> RoleRules:

@@ -27,17 +27,18 @@ class PromptEncoder:
         """Raises TokenizerError, of which PromptTooLong is one, and ChatTemplateError."""
         match question:
             case EncodeChat():
-                prompt = self._chat_format.render(
+                pieces = self._chat_format.render_pieces(
                     question.messages,
                     tools=question.tools,
                     add_generation_prompt=question.add_generation_prompt,
                     continue_final_message=question.continue_final_message,
                     **question.variables,
                 )
-                self.check_length(len(prompt))
-                return Encoded(self._text(prompt, question.add_special_tokens, 0), prompt[-_END_CHARS:])
+                self.check_length(sum(map(len, pieces)))
+                ids = self._pieces(pieces, question.add_special_tokens, 0)
+                return Encoded(ids, "".join(pieces[-_END_CHARS:])[-_END_CHARS:])
             case EncodeText(text, add_special_tokens, most):
-                return Encoded(self._text(text, add_special_tokens, most))
+                return Encoded(self._pieces([text], add_special_tokens, most))
             case EncodeInfill(before, after, add_special_tokens):
                 ids = self._tokenizer.encode_infill(before, after, add_special_tokens=add_special_tokens)
                 return Encoded(tuple(ids))
@@ -55,10 +56,10 @@ class PromptEncoder:
                 f"{self._max_model_len} tokens; shorten it"
             )
 
-    def _text(self, text: str, add_special_tokens: bool, most: int) -> tuple[int, ...]:
-        if len(text) > _COUNTED_CHARS * self._max_model_len:
-            self._count(text, max(most, 2 * self._max_model_len))
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def _pieces(self, pieces: list[str], add_special_tokens: bool, most: int) -> tuple[int, ...]:
+        if sum(map(len, pieces)) > _COUNTED_CHARS * self._max_model_len:
+            self._count("".join(pieces), max(most, 2 * self._max_model_len))
+        return tuple(self._tokenizer.encode_pieces(pieces, add_special_tokens=add_special_tokens))
 
     def _count(self, text: str, most: int) -> None:
         """Refuses a text of far too many tokens before all of it is encoded: 4 MiB of digits take 8 s. A text that is
