@@ -131,3 +131,26 @@ async def test_a_raw_prompt_may_have_markers(sites: Callable[..., Site]) -> None
         response = await site.http.post(path, json={**named, **body})
         assert response.status_code == 200, response.text
         assert site.engine.requests[-1].prompt_ids.count(end) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [USER], "stop": ["<|im_start|>"]}),
+        ("/v1/completions", {"prompt": "u", "stop": "<|im_start|>"}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 50, "stop_sequences": ["<|im_start|>"]}),
+        (OLLAMA, {"messages": [USER], "stream": False, "options": {"stop": ["<|im_start|>"]}}),
+        ("/api/generate", {"prompt": "u", "stream": False, "options": {"stop": ["<|im_start|>"]}}),
+        ("/generate", {"inputs": "u", "parameters": {"stop": ["<|im_start|>"], "max_new_tokens": 50}}),
+        (f"/v2/models/{NAME}/generate", {"text_input": "u", "parameters": {"stop": ["<|im_start|>"]}}),
+    ],
+)
+async def test_a_stop_string_that_is_a_special_token(
+    sites: Callable[..., Site], path: str, body: dict[str, Any]
+) -> None:
+    site = sites("none", "none", template=TEMPLATE)
+    ids = site.says("ok<|im_start|>user", ends=False)
+    named = {} if path.startswith(("/generate", "/v2")) else {"model": NAME}
+    response = await site.http.post(path, json={**named, **body})
+    assert response.status_code == 200 and "ok" in response.text, response.text
+    assert site.engine.finished[-1][2:] == ("stop", ids.index(site.tokenizer.encode("<|im_start|>")[0]) + 1)

@@ -1,5 +1,6 @@
 """Stop strings and token offsets do not depend on where the tokens' text is cut."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -125,6 +126,44 @@ def test_a_stop_string_before_min_tokens_is_text(qwen: Tokenizer) -> None:
     text, last, _ = run(OutputText(qwen, [], stop=["X"], min_tokens=3), ids)
     assert (text, last.stopped, last.keep) == ("aXb", "X", 4)
     assert OutputText(qwen, [], stop=["X"], min_tokens=3).push(ids[:2]).text == "aX"
+
+
+@pytest.mark.parametrize(
+    ("stop", "include_stop", "text", "shown", "found", "keep"),
+    [
+        ("<|im_end|>", False, "ab<|im_end|>cd", "ab", "<|im_end|>", 3),
+        ("<|im_end|>", True, "ab<|im_end|>cd", "ab<|im_end|>", "<|im_end|>", 3),
+        ("<|im_end|>\n", False, "a<|im_end|>\nb", "a", "<|im_end|>\n", 3),
+        ("\n<|im_start|>", False, "a\n<|im_start|>b", "a", "\n<|im_start|>", 3),
+        ("<|im_end|>\n<|im_start|>", False, "<|im_end|>\n<|im_start|>b", "", "<|im_end|>\n<|im_start|>", 3),
+        # a special token that no stop string contains is left out, and divides nothing
+        ("ab", False, "xa<|im_start|>b", "x", "ab", 4),
+        ("<|im", False, "a<|im_end|>b", "ab", None, 3),
+        ("<|im_end|>b", False, "x<|im_end|>c", "xc", None, 3),
+        ("<|im_end|>b", True, "x<|im_end|><|im_start|>c", "xc", None, 4),
+    ],
+)
+def test_a_stop_string_may_contain_special_tokens(
+    qwen: Tokenizer, stop: str, include_stop: bool, text: str, shown: str, found: str | None, keep: int
+) -> None:
+    """Though special tokens are not part of the output."""
+    ids = [i for part in re.split(r"(<\|im_\w+\|>)", text) for i in one_by_one(qwen, part)]
+    for cuts in ([], [1] * len(ids)):
+        output = OutputText(qwen, [], stop=[stop], include_stop=include_stop)
+        said, last, _ = run(output, ids, cuts)
+        assert (said, last.stopped, last.keep) == (shown, found, keep)
+
+
+def one_by_one(tokenizer: Tokenizer, text: str) -> list[int]:
+    whole = tokenizer.encode(text)
+    return whole if len(whole) == 1 else [i for char in text for i in tokenizer.encode(char)]
+
+
+def test_special_tokens_that_are_shown_are_searched_once(qwen: Tokenizer) -> None:
+    end = qwen.encode("<|im_end|>")
+    for options in ({"skip_special_tokens": False}, {"shown": frozenset(end)}):
+        output = OutputText(qwen, [], stop=["<|im_end|>x"], **options)  # type: ignore[arg-type]
+        assert run(output, [*end, *qwen.encode("a")])[0] == "<|im_end|>a"
 
 
 def test_a_stop_string_made_by_the_last_bytes(qwen: Tokenizer) -> None:

@@ -55,7 +55,7 @@ class Tokenizer:
     bos_token_id: int | None
     eos_token_id: int | None
     special_ids: frozenset[int]  # the ids that skip_special_tokens leaves out
-    special_texts: frozenset[str]  # the texts that become these ids
+    special_texts: Mapping[str, int]  # the texts that become these ids
     chat_template: ChatTemplate | None
     infill: Infill | None  # of a model that fills gaps
 
@@ -67,7 +67,7 @@ class Tokenizer:
         self.eos_token_id = _id(backend, special.text("eos_token"))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_texts = frozenset(token.content for token in added.values() if token.special)
+        self.special_texts = {token.content: token_id for token_id, token in added.items() if token.special}
         self.chat_template = chat_template
         self.infill = find_infill(lambda token: _id(backend, token), special.text)
         decoder = backend.decoder

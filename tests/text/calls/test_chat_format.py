@@ -70,9 +70,7 @@ ARGUMENTS = {"city": "Köln 🌧", "days": 2}
 
 def chat_format_of(source: str, **formats: str) -> ChatFormat:
     template = ChatTemplate(source, SPECIAL)
-    return ChatFormat(
-        SimpleNamespace(chat_template=template, special_ids=frozenset(), special_texts=frozenset()), **formats
-    )  # type: ignore
+    return ChatFormat(SimpleNamespace(chat_template=template, special_ids=frozenset(), special_texts={}), **formats)  # type: ignore
 
 
 def call(arguments: Any, id: str = "abcdefgh1") -> dict[str, Any]:

@@ -47,7 +47,7 @@ RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "content": "r1"}
 
 def chat_format_of(source: str) -> ChatFormat:
     return ChatFormat(
-        SimpleNamespace(chat_template=ChatTemplate(source, {}), special_ids=frozenset(), special_texts=frozenset())
+        SimpleNamespace(chat_template=ChatTemplate(source, {}), special_ids=frozenset(), special_texts={})
     )  # type: ignore
 
 

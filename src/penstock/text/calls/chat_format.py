@@ -76,7 +76,9 @@ class ChatFormat:
         self.special = of_reasoning | _within(texts, self.tools)
         kept = of_reasoning if isinstance(self.reasoning, ReasoningFormat) else {}
         self._markers = MarkerTexts(tokenizer.special_texts)
-        self._markers_of_assistant = MarkerTexts(tokenizer.special_texts - kept.keys()) if kept else self._markers
+        self._markers_of_assistant = (
+            MarkerTexts(tokenizer.special_texts.keys() - kept.keys()) if kept else self._markers
+        )
         self._shown = frozenset(of_reasoning.values()), frozenset(self.special.values())
 
     def shown(self, *, tools: bool) -> frozenset[int]:
