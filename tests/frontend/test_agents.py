@@ -1,5 +1,6 @@
 """What agents send, on every wire that has chats: the prompt that the engine gets."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,44 @@ async def test_a_stop_string_that_is_a_special_token(
     response = await site.http.post(path, json={**named, **body})
     assert response.status_code == 200 and "ok" in response.text, response.text
     assert site.engine.finished[-1][2:] == ("stop", ids.index(site.tokenizer.encode("<|im_start|>")[0]) + 1)
+
+
+TOO_LONG = {
+    CHAT: r"the maximum context length is 64 tokens, but messages has (more than )?[0-9]+ tokens",
+    "/v1/completions": r"the maximum context length is 64 tokens, but prompt has (more than )?[0-9]+ tokens",
+    MESSAGES: r"prompt is too long: [0-9]+ tokens > 64 maximum",
+    "/v1/messages/count_tokens": r"prompt is too long: [0-9]+ tokens > 64 maximum",
+    RESPONSES: "Your input exceeds the context window of this model: the maximum context length is 64 tokens, but",
+    OLLAMA: "the input length exceeds the context length: the maximum context length is 64 tokens, but messages has",
+    "/api/generate": "the input length exceeds the context length: the maximum context length is 64 tokens, but",
+    "/generate": r"Input validation error: `inputs` must have less than 64 tokens. Given: ",
+    f"/v2/models/{NAME}/generate": "the maximum context length is 64 tokens, but text_input has",
+}
+
+
+@pytest.mark.parametrize("size", [100, 5000, 20_000])  # counted; counted in part; too many characters
+@pytest.mark.parametrize("path", TOO_LONG)
+async def test_a_prompt_that_is_too_long_has_the_words_of_its_api(
+    make_site: Callable[..., Site], path: str, size: int
+) -> None:
+    """Agents look for them, and compact the conversation."""
+    if path.endswith("count_tokens") and size == 100:
+        return  # it is counted
+    text = "a" * size
+    bodies = {
+        "/v1/completions": {"prompt": text},
+        RESPONSES: {"input": text},
+        "/api/generate": {"prompt": text},
+        "/generate": {"inputs": text},
+        f"/v2/models/{NAME}/generate": {"text_input": text},
+        MESSAGES: {"messages": [{"role": "user", "content": text}], "max_tokens": 5},
+    }
+    body = bodies.get(path, {"messages": [{"role": "user", "content": text}]})
+    named = {} if path.startswith(("/generate", "/v2")) else {"model": NAME}
+    response = await make_site().http.post(path, json={**named, **body})
+    assert response.status_code == (422 if path == "/generate" else 400)
+    error = response.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert re.match(TOO_LONG[path], message), message
+    if path in (CHAT, "/v1/completions", RESPONSES):
+        assert error["code"] == "context_length_exceeded" and error["param"] in ("messages", "prompt", "input")

@@ -28,6 +28,7 @@ class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False  # the answer goes on where the last message ends
     add_special_tokens: bool = False
     earlier_ids: tuple[int, ...] = ()  # tokens before the messages
+    param: str = "messages"  # the prompt's name in errors
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSource | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"  # its name in errors
-    prompt_param: str = "messages"  # the same of the prompt
     shorten: bool = False  # a limit beyond the context is lowered, instead of refused
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -60,10 +60,10 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
     prompt = await encode_messages(context, chat.prompt, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
-        wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt_param))
+        wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt.param))
     limit = output_limit(
         context,
-        (chat.prompt_param, len(prompt.ids)),
+        (chat.prompt.param, len(prompt.ids)),
         wanted,
         most_tokens(options.n, chat.logprobs, limits),
         chat.max_tokens_param,
@@ -91,7 +91,7 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
 async def encode_messages(context: RequestContext, prompt: ChatMessages, body_size: int) -> Encoded:
     """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
     if not prompt.messages:
-        raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
+        raise invalid(f"{prompt.param} is empty; send at least one message", prompt.param, "empty_prompt")
     if reserved := _TEMPLATE_OWN & prompt.variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
@@ -104,5 +104,6 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
         variables=prompt.variables,
         tools=prompt.tools,
         body_size=body_size,
+        param=prompt.param,
     )
     return Encoded(prompt.earlier_ids + encoded.ids, encoded.end)

@@ -56,7 +56,6 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
         grammar=read_grammar(fields),
         max_tokens=fields.max_output_tokens,
         max_tokens_param="max_output_tokens",
-        prompt_param="input",
     )
     part, reader = await prepare_chat(context, chat, size + (0 if chain is None else chain.size))
     store = context.storage is not None and fields.store is not False

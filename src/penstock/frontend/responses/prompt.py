@@ -42,7 +42,7 @@ async def read_prompt(
             check_calls(len(message["tool_calls"]), "input", limits)
     effort = None if fields.reasoning is None else fields.reasoning.effort
     variables = reasoning_variables(effort, "reasoning.effort")
-    return ChatMessages(messages=messages, tools=use.tools, variables=variables)
+    return ChatMessages(messages=messages, tools=use.tools, variables=variables, param="input")
 
 
 def read_tools(fields: PromptFields, model: ServedModel, limits: RequestLimits) -> ToolUse:

@@ -12,7 +12,11 @@ _END_CHARS = 64  # longer than any marker
 
 
 class PromptTooLong(TokenizerError):
-    """The prompt cannot fit in the context. The message begins after the prompt's name: "has ..."."""
+    """The prompt cannot fit in the context. The message is the number of tokens that it has more than."""
+
+    @property
+    def tokens(self) -> int:
+        return int(str(self))
 
 
 class PromptEncoder:
@@ -49,12 +53,8 @@ class PromptEncoder:
 
     def check_length(self, chars: int) -> None:
         """Raises PromptTooLong for a text that cannot fit, before it is tokenised."""
-        limit = CHARS_PER_TOKEN * self._max_model_len
-        if chars > limit:
-            raise PromptTooLong(
-                f"has {chars} characters, more than the {limit} that could fit in the maximum context length of "
-                f"{self._max_model_len} tokens; shorten it"
-            )
+        if chars > CHARS_PER_TOKEN * self._max_model_len:
+            raise PromptTooLong(self._max_model_len)
 
     def _pieces(self, pieces: list[str], add_special_tokens: bool, most: int) -> tuple[int, ...]:
         if sum(map(len, pieces)) > _COUNTED_CHARS * self._max_model_len:
@@ -68,6 +68,4 @@ class PromptEncoder:
         for start in range(0, len(text), _PIECE):
             count += len(self._tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
             if count > most:
-                raise PromptTooLong(
-                    f"has more than {most} tokens, and the maximum context length is {self._max_model_len}; shorten it"
-                )
+                raise PromptTooLong(most)
