@@ -196,3 +196,95 @@ async def test_a_prompt_that_is_too_long_has_the_words_of_its_api(
     assert re.match(TOO_LONG[path], message), message
     if path in (CHAT, "/v1/completions", RESPONSES):
         assert error["code"] == "context_length_exceeded" and error["param"] in ("messages", "prompt", "input")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"provider_specific_fields": None},
+        {"reasoning_details": []},
+        {"thinking_blocks": None},
+        {"id": "msg_1"},
+        {"id": None},
+        {"images": []},
+        {"annotations": None, "refusal": None, "audio": None, "function_call": None, "tool_calls": None, "name": None},
+    ],
+)
+async def test_messages_have_fields_of_other_servers(
+    sites: Callable[..., Site], path: str, extra: dict[str, Any]
+) -> None:
+    site = sites("none", "none", template=TEMPLATE)
+    shown = await prompt_of(site, path, [USER, {**ANSWER, **extra}, USER])
+    assert shown == await prompt_of(site, path, [USER, ANSWER, USER])
+    if path != OLLAMA:  # Ollama's content is text
+        part = {
+            "type": "output_text" if path == RESPONSES else "text",
+            "text": "a",
+            "cache_control": {},
+            "logprobs": None,
+        }
+        assert shown == await prompt_of(site, path, [USER, {**ANSWER, "content": [part]}, USER])
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+async def test_an_unknown_parameter_of_a_request_is_an_error(sites: Callable[..., Site], path: str) -> None:
+    named = {"input": "u"} if path == RESPONSES else {"messages": [USER]}
+    body = {"model": NAME, "max_tokens": 5, **named, "no_such_key": 1}
+    if path != MESSAGES:
+        del body["max_tokens"]
+    response = await sites("none", "none").http.post(path, json=body)
+    assert response.status_code == 400 and "no_such_key" in response.text
+
+
+async def test_calls_and_results_without_ids(sites: Callable[..., Site]) -> None:
+    site = sites("json", "none", template=TEMPLATE)
+    calls = [{"id": None, "type": None, "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    results = [{"role": "tool", "content": text} for text in ("of f", "of g")]
+    prompt = await prompt_of(site, CHAT, [USER, {**ANSWER, "tool_calls": calls}, *results])
+    assert "Result of f:\nof f\n\nResult of g:\nof g" in prompt
+
+
+@pytest.mark.parametrize("count", [64, 65, 128])
+async def test_names_of_tools_have_up_to_128_characters(sites: Callable[..., Site], count: int) -> None:
+    site, name = sites("json", "none", template=TEMPLATE), "mcp__" + "a" * (count - 5)
+    function = {"name": name, "parameters": {"type": "object", "properties": {}}}
+    for path, tool in (
+        (CHAT, {"type": "function", "function": function}),
+        (RESPONSES, {"type": "function", **function}),
+        (OLLAMA, {"type": "function", "function": function}),
+        (MESSAGES, {"name": name, "input_schema": function["parameters"]}),
+    ):
+        assert name in await prompt_of(site, path, [USER], tools=[tool])
+
+
+LACKED = [
+    {"type": "custom", "name": "apply_patch"},
+    {"type": "namespace", "name": "mcp__x", "tools": []},
+    {"type": "local_shell"},
+    {"type": "web_search", "external_web_access": False},
+    {"type": "x\r\nx-forged: 1", "name": 5},
+]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_tools_that_the_server_lacks_are_left_out(
+    sites: Callable[..., Site], streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Codex sends them with every request."""
+    site = sites("json", "none", template=TEMPLATE)
+    site.says("ok")
+    function = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}}
+    body = {"model": NAME, "input": "hi", "stream": streams, "client_metadata": {"a": "b"}}
+    with caplog.at_level("INFO", "penstock.frontend"):
+        response = await site.http.post(RESPONSES, json={**body, "tools": [function, *LACKED]})
+    assert response.status_code == 200, response.text
+    expected = "custom apply_patch, namespace mcp__x, local_shell, web_search, x??x-forged??1 5"
+    assert response.headers["x-ignored-tools"] == expected and expected in caplog.text
+    assert "apply_patch" not in response.text and '"shell"' in response.text
+    plain = await site.http.post(RESPONSES, json={**body, "tools": [function]})
+    assert "x-ignored-tools" not in plain.headers
+    many = await site.http.post(RESPONSES, json={**body, "tools": LACKED * 3})
+    assert many.headers["x-ignored-tools"].endswith(", and 7 more")
+    counted = await site.post("/v1/responses/input_tokens", input="hi", tools=LACKED)
+    assert counted["input_tokens"] > 0

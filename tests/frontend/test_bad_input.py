@@ -149,9 +149,8 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         "messages[0].content[0]",
     ),
-    ({"messages": [{"role": "user", "content": "x", "no_such_key": 1}]}, "messages[0].no_such_key"),
     ({"messages": [{"role": "user", "content": "x", "type": "image"}]}, "messages[0].type"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages[0].tool_calls"),
     (
@@ -195,7 +194,10 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": ["f"]}, "tools[0]"),
     ({"tools": [{}]}, "tools[0].function"),
     ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
-    *[({"tools": [{"function": {"name": name}}]}, "tools[0].function.name") for name in (None, 5, "", "a b", "x" * 65)],
+    *[
+        ({"tools": [{"function": {"name": name}}]}, "tools[0].function.name")
+        for name in (None, 5, "", "a b", "x" * 129)
+    ],
     ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters.type"),
     ({"tools": [{"function": {"name": "f", "description": 5}}]}, "tools[0].function.description"),

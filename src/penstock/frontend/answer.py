@@ -2,9 +2,10 @@
 
 import io
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -92,7 +93,14 @@ class Codec(Protocol):
 Keep = Callable[[], Awaitable[None]]
 
 
-async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int, keep: Keep | None = None) -> None:
+async def stream(
+    generation: Generation,
+    codec: Codec,
+    send: Send,
+    retry_after: int,
+    keep: Keep | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Sends each update as events. `keep` is awaited before the end of a complete answer is sent.
 
     The response starts with the first update. Errors before it are raised, so that the answer has an error status.
@@ -105,6 +113,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
             (b"content-type", codec.stream_type),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
+            *((name.encode(), value.encode()) for name, value in more.items()),
         ]
         begin = codec.opening(generation.usage) + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
