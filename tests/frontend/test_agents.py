@@ -288,3 +288,31 @@ async def test_tools_that_the_server_lacks_are_left_out(
     assert many.headers["x-ignored-tools"].endswith(", and 7 more")
     counted = await site.post("/v1/responses/input_tokens", input="hi", tools=LACKED)
     assert counted["input_tokens"] > 0
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.40.5; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+async def test_a_line_that_changes_in_every_request_is_no_part_of_the_prompt(
+    sites: Callable[..., Site], path: str
+) -> None:
+    site = sites("none", "none", template=TEMPLATE)
+
+    async def prompt(*system: str) -> str:
+        if path == MESSAGES:
+            return await prompt_of(site, path, [USER], system=[{"type": "text", "text": text} for text in system])
+        joined = [{"role": "system", "content": "\n".join(system)}] if system else []
+        return await prompt_of(site, path, [*joined, USER])
+
+    plain = await prompt("You are brief.")
+    assert (
+        plain == await prompt(BILLING.format(1), "You are brief.") == await prompt(BILLING.format(2), "You are brief.")
+    )
+    assert await prompt(BILLING.format(1)) == await prompt()
+    assert BILLING in await prompt("Explain this:", BILLING)
+    counts = [
+        (await site.post("/v1/messages/count_tokens", messages=[USER], system=system))["input_tokens"]
+        for system in ("s", f"{BILLING}\ns")
+    ]
+    assert counts[0] == counts[1]

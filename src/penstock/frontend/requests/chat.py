@@ -15,6 +15,7 @@ from penstock.frontend.requests.reply import ReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
 from penstock.text.prompts import Encoded
 
+_BILLING = "x-anthropic-billing-header:"
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 
 
@@ -97,7 +98,7 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
     encoded = await encode_chat(
         context.model,
-        prompt.messages,
+        _without_volatile_head(prompt.messages),
         add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
         continue_final_message=prompt.continues,
         add_special_tokens=prompt.add_special_tokens,
@@ -107,3 +108,13 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
         param=prompt.param,
     )
     return Encoded(prompt.earlier_ids + encoded.ids, encoded.end)
+
+
+def _without_volatile_head(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The messages without the line that Claude Code puts before its system prompt. The line is meant for Anthropic's
+    servers, and another one in every request: the prompt would be cached up to there only."""
+    first = messages[0]
+    if first["role"] != "system" or not (first["content"] or "").startswith(_BILLING):
+        return messages
+    content = first["content"].partition("\n")[2].lstrip("\n")
+    return [{**first, "content": content}, *messages[1:]] if content or len(messages) == 1 else messages[1:]
