@@ -11,7 +11,7 @@ from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.http.sse import STREAM_TYPE
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
@@ -185,6 +185,7 @@ class ChatCodec:
     """Encodes chat completions as OpenAI does."""
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(
         self, context: RequestContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None
