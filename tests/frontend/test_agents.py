@@ -316,3 +316,51 @@ async def test_a_line_that_changes_in_every_request_is_no_part_of_the_prompt(
         for system in ("s", f"{BILLING}\ns")
     ]
     assert counts[0] == counts[1]
+
+
+MINUS_3 = 2**64 - 3  # as a seed
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "value"),
+    [
+        (CHAT, {"max_tokens": 6.0, "top_k": 40.0, "seed": 42.0, "n": 1.0}, (6, 40, 42)),
+        (
+            CHAT,
+            {"max_tokens": 6, "top_k": 40.000, "seed": -3.0, "logprobs": False, "top_logprobs": 0},
+            (6, 40, 2**64 - 3),
+        ),
+        ("/v1/completions", {"max_tokens": 6.0, "top_k": 40.0, "seed": 42.0, "logprobs": 0.0}, (6, 40, 42)),
+        (RESPONSES, {"max_output_tokens": 6.0, "top_k": 40.0, "seed": 42.0}, (6, 40, 42)),
+        (MESSAGES, {"max_tokens": 6.0, "top_k": 40.0, "seed": 42.0}, (6, 40, 42)),
+        (OLLAMA, {"options": {"num_predict": 6.0, "top_k": 40.0, "seed": 42.0}, "stream": False}, (6, 40, 42)),
+        ("/generate", {"parameters": {"max_new_tokens": 6.0, "top_k": 40.0, "seed": 42.0}}, (6, 40, 42)),
+        (f"/v2/models/{NAME}/generate", {"parameters": {"max_tokens": 6.0, "top_k": 40.0, "seed": 42.0}}, (6, 40, 42)),
+    ],
+)
+async def test_a_whole_number_may_be_written_as_a_float(
+    sites: Callable[..., Site], path: str, fields: dict[str, Any], value: tuple[int, ...]
+) -> None:
+    """Texts that look like one stay as they are."""
+    site, text = sites("none", "none", template=TEMPLATE), 'u {"n": 1.0, "top_k": 2.0}'
+    site.says("ok")
+    prompts = {
+        "/v1/completions": {"prompt": text},
+        RESPONSES: {"input": text},
+        "/generate": {"inputs": text},
+        f"/v2/models/{NAME}/generate": {"text_input": text},
+    }
+    named = {} if path.startswith(("/generate", "/v2")) else {"model": NAME}
+    prompt = prompts.get(path, {"messages": [{"role": "user", "content": text}]})
+    response = await site.http.post(path, json={**named, **prompt, **fields})
+    assert response.status_code == 200, response.text
+    request = site.engine.requests[-1]
+    assert (request.sampling.max_tokens, request.sampling.top_k, request.sampling.seed) == value
+    assert text in site.tokenizer.decode(request.prompt_ids)
+
+
+async def test_numbers_that_are_not_whole_stay_errors(sites: Callable[..., Site]) -> None:
+    site = sites("none", "none", template=TEMPLATE)
+    for fields in ({"top_k": 40.5}, {"max_tokens": 1e30}, {"top_logprobs": 1, "logprobs": False}, {"seed": 1e300}):
+        response = await site.http.post(CHAT, json={"model": NAME, "messages": [USER], **fields})
+        assert response.status_code == 400 and response.json()["error"]["param"] in fields

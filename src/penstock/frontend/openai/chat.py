@@ -166,7 +166,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
 def _top_logprobs(fields: ChatFields, context: RequestContext) -> int | None:
     """The number of alternatives for each token, or None for no logprobs."""
     if fields.top_logprobs is not None:
-        if not fields.logprobs:
+        if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", "top_logprobs")
         check_logprobs(fields.top_logprobs, "top_logprobs", context.limits)
     return (fields.top_logprobs or 0) if fields.logprobs else None
