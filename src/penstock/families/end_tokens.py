@@ -39,7 +39,7 @@ def find_end_tokens(folder: Path, named: Mapping[str, tuple[int, ...]], vocabula
     `vocabulary` are left out. Raises ValueError, which names the file, if a file is broken."""
     texts = _added_tokens(folder)
     by_id: dict[int, list[str]] = {}
-    for file, ids in (named | _of_tokenizer(folder, texts)).items():
+    for file, ids in {**named, **_of_tokenizer(folder, texts)}.items():
         for token_id in ids:
             by_id.setdefault(token_id, []).append(file)
     return [

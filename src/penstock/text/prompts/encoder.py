@@ -39,8 +39,8 @@ class PromptEncoder:
                     **question.variables,
                 )
                 self.check_length(sum(map(len, pieces)))
-                ids = self._pieces(pieces, question.add_special_tokens, 0)
-                return Encoded(ids, "".join(pieces[-_END_CHARS:])[-_END_CHARS:])
+                prompt_ids = self._pieces(pieces, question.add_special_tokens, 0)
+                return Encoded(prompt_ids, "".join(pieces[-_END_CHARS:])[-_END_CHARS:])
             case EncodeText(text, add_special_tokens, most):
                 return Encoded(self._pieces([text], add_special_tokens, most))
             case EncodeInfill(before, after, add_special_tokens):
