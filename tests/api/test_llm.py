@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 
 from penstock import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from tests.engine.processes import children
@@ -85,6 +87,20 @@ def test_vllms_forms(llm: LLM) -> None:
     results = llm.generate([{"prompt": "The capital of France is"}, {"prompt_token_ids": ids}, ids], GREEDY)
     assert [result.prompt for result in results] == ["The capital of France is", None, None]
     assert results[0].outputs == results[1].outputs == results[2].outputs
+    given = {"prompt_token_ids": np.array(ids, np.int32)}
+    for prompt in (
+        np.array(ids),
+        [np.int64(i) for i in ids],
+        given,
+        torch.tensor(ids),
+    ):  # as tokenizers of other libraries give them: one prompt, and several
+        for result in (*llm.generate(prompt, GREEDY), *llm.generate([prompt, prompt], GREEDY)):
+            assert result.outputs[0].token_ids == results[0].outputs[0].token_ids
+    assert len(llm.generate(np.array([ids[:1], ids[:1]]), GREEDY)) == 2
+    stop = SamplingParams(temperature=np.float32(0), max_tokens=np.int64(3), stop_token_ids=np.array(ids))  # type: ignore
+    assert len(llm.generate(ids, stop)) == 1
+    with pytest.raises(ValueError, match="token ids, which are integers"):
+        llm.generate(np.array([0.5]), GREEDY)
     each = [SamplingParams(temperature=0, max_tokens=count) for count in (1, 2)]
     assert [len(result.outputs[0].token_ids) for result in llm.generate(["a", "b"], each)] == [1, 2]
 

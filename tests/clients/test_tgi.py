@@ -30,6 +30,7 @@ def test_details_and_those_of_a_stream_are_the_same(client: InferenceClient) -> 
     whole = client.text_generation(PROMPT, decoder_input_details=True, **fields)
     details = whole.details
     assert (details.finish_reason, details.generated_tokens) == ("stop_sequence", len(details.tokens))
+    assert whole.generated_text.endswith(".")  # as in TGI
     assert "".join(token.text for token in details.tokens) == whole.generated_text
     assert "".join(token.text for token in details.prefill) and details.prefill[0].logprob is None
     assert all(token.logprob < 0 for token in details.prefill[1:] + details.tokens)

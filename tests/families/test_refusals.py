@@ -97,9 +97,9 @@ class TestFolder:
 
     @pytest.mark.parametrize(
         ("generation", "expected"),
-        [(None, (2,)), ({}, (2,)), ({"eos_token_id": None}, (2,)), ({"eos_token_id": [5, 7, 5]}, (5, 7))],
+        [(None, (2,)), ({}, (2,)), ({"eos_token_id": None}, (2,)), ({"eos_token_id": [5, 7, 5]}, (5, 7, 2))],
     )
-    def test_the_generation_configuration_names_the_end(
+    def test_the_generation_configuration_names_the_end_too(
         self, tmp_path: Path, generation: object, expected: tuple[int, ...]
     ) -> None:
         assert load_spec(self.write(tmp_path, LLAMA, generation)).eos_token_ids == expected

@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend import ModelRegistry, RequestLimits, ServedModel, Serving, create_app, serve
 from penstock.frontend.http.access import Access
 from penstock.observe.metrics import Metrics
-from penstock.text import Tokenizer
+from penstock.text import ChatTemplate, Tokenizer
 from tests.described import check_described
 from tests.frontend.scripted import Output, ScriptedClient
 
@@ -225,15 +226,24 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
-    """sites(tool_format=, reasoning_format=, limits=). Equal ones share an app, and its process for grammars."""
+    """sites(tool_format=, reasoning_format=, limits=, budget=, template=). Equal ones share an app, and its process for
+    grammars."""
     made: dict[tuple[Any, ...], Site] = {}
     served: list[ServedModel] = []
 
     def site(
-        tools: str = "hermes", reasoning: str = "think", limits: RequestLimits | None = None, budget: int | None = None
+        tools: str = "hermes",
+        reasoning: str = "think",
+        limits: RequestLimits | None = None,
+        budget: int | None = None,
+        template: str = "",
     ) -> Site:
-        key = (tools, reasoning, limits, budget)
+        key = (tools, reasoning, limits, budget, template)
         if key not in made:
+            tokenizer = byte_tokenizer
+            if template:
+                tokenizer = copy(byte_tokenizer)
+                tokenizer.chat_template = ChatTemplate(template, {})
             eos = byte_tokenizer.encode("<|im_end|>")[0]
             engine = ScriptedClient(
                 lambda request, choice: [eos], vocab_size=byte_tokenizer.vocab_size, eos=eos, max_model_len=4096
@@ -241,7 +251,7 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
             model = ServedModel(
                 name=NAME,
                 client=engine,
-                tokenizer=byte_tokenizer,
+                tokenizer=tokenizer,
                 created=1,
                 tool_format=tools,
                 reasoning_format=reasoning,
@@ -251,7 +261,7 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
             metrics = Metrics(CollectorRegistry())
             app = app_of(model, ServerConfig(served_model_name=NAME, state_dir="none"), metrics, limits)
             http = client_of(app, timeout=60)
-            made[key] = Site(app, engine, byte_tokenizer, metrics, http)
+            made[key] = Site(app, engine, tokenizer, metrics, http)
         return made[key]
 
     yield site

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from penstock.messages import Grammar
+from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar
 from penstock.text import GrammarChecker, GrammarError
 from penstock.text.grammars.answers import ByteTokens, check
 from penstock.text.grammars.checker import WALL_SECONDS
@@ -205,6 +205,16 @@ def test_what_a_schema_says_of_itself_is_no_keyword(machine: Machine) -> None:
     """Names of properties and values of enum are the user's own."""
     schema = {"properties": {"not": {"type": "integer"}, "if": {"const": {"uniqueItems": True}}}, "required": ["not"]}
     assert machine.accepts(machine.read(schema), '{"not":1,"if":{"uniqueItems":true}}')
+
+
+def test_a_limit_of_the_library_is_the_grammars_fault() -> None:
+    """Not the server's: the status is 400."""
+    matchers = GrammarMatchers(Words, 262, [END], threads=1)  # type: ignore[arg-type]
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
+    matcher = matchers.matcher(Grammar("json_schema", json.dumps(schema)), list(b"{"))
+    assert matcher.error.startswith(GRAMMAR_TOO_COMPLEX) and "max is" in matcher.error
+    matcher = matchers.matcher(Grammar("json_schema", "{}"), list(b"x"))
+    assert "cannot be followed beyond token 120" in matcher.error
 
 
 def nested(levels: int) -> Any:

@@ -1,5 +1,6 @@
 """Stop strings and token offsets do not depend on where the tokens' text is cut."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -133,6 +134,44 @@ def test_a_stop_string_may_begin_at_the_end_of_one_that_came_too_early(qwen: Tok
     assert output.push(ids[:3]).text == "aX"
     assert [output.push([i]) for i in ids[3:]][1] == TextChunk("", "aXa", 5, (4,))
     assert run(OutputText(qwen, [], stop=["aXa"], min_tokens=4), ids)[0] == "aX"
+
+
+@pytest.mark.parametrize(
+    ("stop", "include_stop", "text", "shown", "found", "keep"),
+    [
+        ("<|im_end|>", False, "ab<|im_end|>cd", "ab", "<|im_end|>", 3),
+        ("<|im_end|>", True, "ab<|im_end|>cd", "ab<|im_end|>", "<|im_end|>", 3),
+        ("<|im_end|>\n", False, "a<|im_end|>\nb", "a", "<|im_end|>\n", 3),
+        ("\n<|im_start|>", False, "a\n<|im_start|>b", "a", "\n<|im_start|>", 3),
+        ("<|im_end|>\n<|im_start|>", False, "<|im_end|>\n<|im_start|>b", "", "<|im_end|>\n<|im_start|>", 3),
+        # a special token that no stop string contains is left out, and divides nothing
+        ("ab", False, "xa<|im_start|>b", "x", "ab", 4),
+        ("<|im", False, "a<|im_end|>b", "ab", None, 3),
+        ("<|im_end|>b", False, "x<|im_end|>c", "xc", None, 3),
+        ("<|im_end|>b", True, "x<|im_end|><|im_start|>c", "xc", None, 4),
+    ],
+)
+def test_a_stop_string_may_contain_special_tokens(
+    qwen: Tokenizer, stop: str, include_stop: bool, text: str, shown: str, found: str | None, keep: int
+) -> None:
+    """Though special tokens are not part of the output."""
+    ids = [i for part in re.split(r"(<\|im_\w+\|>)", text) for i in one_by_one(qwen, part)]
+    for cuts in ([], [1] * len(ids)):
+        output = OutputText(qwen, [], stop=[stop], include_stop=include_stop)
+        said, last, _ = run(output, ids, cuts)
+        assert (said, last.stopped, last.keep) == (shown, found, keep)
+
+
+def one_by_one(tokenizer: Tokenizer, text: str) -> list[int]:
+    whole = tokenizer.encode(text)
+    return whole if len(whole) == 1 else [i for char in text for i in tokenizer.encode(char)]
+
+
+def test_special_tokens_that_are_shown_are_searched_once(qwen: Tokenizer) -> None:
+    end = qwen.encode("<|im_end|>")
+    for options in ({"skip_special_tokens": False}, {"shown": frozenset(end)}):
+        output = OutputText(qwen, [], stop=["<|im_end|>x"], **options)  # type: ignore[arg-type]
+        assert run(output, [*end, *qwen.encode("a")])[0] == "<|im_end|>a"
 
 
 def test_a_stop_string_made_by_the_last_bytes(qwen: Tokenizer) -> None:

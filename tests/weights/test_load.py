@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from penstock.config.weights import cpu_format
 from penstock.families import ModelSpec, TensorSource, load_spec
+from penstock.families.checkpoint.folder import tensors_of_folder
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.pack import pack
@@ -192,6 +193,15 @@ def test_a_missing_shard_is_named(copy: Callable[..., Path]) -> None:
     folder = copy("llama2", shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     assert "the shard model-00002-of-00003.safetensors is missing, which holds" in refusal(folder)
+
+
+def test_a_whole_file_wins_over_an_old_index(copy: Callable[..., Path]) -> None:
+    """As in transformers: a model that is saved into the folder of another leaves the other's index there."""
+    folder = copy("llama2")
+    expected = tensors_of_folder(folder)
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tensors_of_folder(folder) == expected
 
 
 def test_a_folder_without_weights(copy: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import operator
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -233,7 +234,7 @@ async def _current(served: Serving) -> Version:
 
 def _body(fields: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(fields)
+        return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise ValueError(f"the request cannot be written as JSON: {error}") from None
 
@@ -245,4 +246,8 @@ def _content(prompt: Prompt) -> tuple[str | None, str | list[int]]:
         return _content(prompt.get("prompt", "") if ids is None else ids)
     if isinstance(prompt, str):
         return prompt, prompt
-    return None, list(prompt)
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # of NumPy or torch
+    try:
+        return None, [operator.index(value) for value in values]
+    except TypeError:
+        raise ValueError(f"a prompt is a text or token ids, which are integers, not {str(values)[:80]}") from None

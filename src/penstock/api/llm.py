@@ -188,10 +188,15 @@ def _close(loop: _Loop, llm: AsyncLLM) -> None:
 
 
 def _is_one_prompt(prompts: object) -> bool:
-    """Whether it is one prompt: a text, token ids, or one of vLLM's dictionaries."""
+    """Whether it is one prompt: a text, token ids, or one of vLLM's dictionaries. Token ids may be those of NumPy or
+    torch, whose arrays also have integers as items."""
     if isinstance(prompts, (str, dict)):
         return True
-    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+    if (dimensions := getattr(prompts, "ndim", None)) is not None:
+        return bool(dimensions == 1)
+    if not isinstance(prompts, Sequence) or not prompts:
+        return False
+    return hasattr(prompts[0], "__index__") and not getattr(prompts[0], "ndim", 0)
 
 
 def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

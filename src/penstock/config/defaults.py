@@ -1,5 +1,6 @@
 """Defaults of the settings with their reasons: the constants of `penstock.declared.settings`, and computed ones."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def _served_model_name(inputs: DefaultInputs) -> Default:
     model, path = inputs.values.get("model"), Path(inputs.folder)
     if model is None or model == inputs.local_name:
         return Default(inputs.local_name, "the model's name")
-    if Path(model).expanduser() in (path, path.parent):
+    if Path(os.path.expanduser(model)) in (path, path.parent):
         return Default(inputs.local_name, "the model's folder or file")
     return Default(model, "the model's id on the hub")
 

@@ -4,7 +4,14 @@ from penstock.families.hf_config import UnsupportedModel
 from penstock.families.kinds.attention import AttentionSpec, GroupedQuerySpec, RopeSpec
 from penstock.families.kinds.latent import LatentSpec
 from penstock.families.kinds.states import RecurrentSpec
-from penstock.families.registry import FAMILIES, load_generation_defaults, load_spec, model_facts, spec_from_config
+from penstock.families.registry import (
+    FAMILIES,
+    load_end_tokens,
+    load_generation_defaults,
+    load_spec,
+    model_facts,
+    spec_from_config,
+)
 from penstock.families.shard import CannotSplit, check_split, rank_facts, shard
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
 
@@ -23,6 +30,7 @@ __all__ = [
     "TensorSource",
     "UnsupportedModel",
     "check_split",
+    "load_end_tokens",
     "load_generation_defaults",
     "load_spec",
     "model_facts",

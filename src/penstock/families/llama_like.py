@@ -9,7 +9,7 @@ from penstock.config.facts import PageShape
 from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows
 from penstock.families.kinds.attention import GroupedQuerySpec, QKNorm, RopeSpec
-from penstock.families.rope_config import rope
+from penstock.families.rope_config import context_length, rope
 from penstock.families.rows import fused_heads, head_order
 from penstock.families.shared_layers import per_layer_parameters
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, joined, stacked
@@ -163,6 +163,8 @@ def decoder_spec(
         names = replace(names, by_group=False, transposed=False)
         experts = None if experts is None else replace(experts, stacks=None, shared_fused=None)
     positions = _integer(config, "max_position_embeddings", max_position)
+    if family != "gemma3":  # its max_position_embeddings has the scaling already
+        positions = context_length(config, positions)
     each = [window if isinstance(window, Window) else Window(window) for window in windows or [0] * len(layers)]
     layers, group_windows = _in_kv_groups(layers, each, positions)
     vocab, hidden = _integer(config, "vocab_size", vocab_size), config.integer("hidden_size")

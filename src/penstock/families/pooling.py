@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from penstock.config.facts import PoolingFacts
 from penstock.families.hf_config import HFConfig, UnsupportedModel
-from penstock.families.json_file import parse_json_object, read_json_object
 from penstock.families.spec import ModelSpec
+from penstock.gguf.json_file import parse_json_object, read_json_object
 
 MAX_BYTES = 4 << 20
 MAX_PROMPTS = 256

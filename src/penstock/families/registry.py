@@ -40,17 +40,18 @@ from penstock.families.decoders.smollm3 import smollm3
 from penstock.families.decoders.starcoder2 import starcoder2
 from penstock.families.encoders.bert import bert, roberta
 from penstock.families.encoders.modernbert import modernbert
+from penstock.families.end_tokens import EndToken, find_end_tokens
 from penstock.families.gguf.config import hf_config, sampling_defaults
 from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.scheme import as_in_file
 from penstock.families.hf_config import HFConfig, UnsupportedModel
-from penstock.families.json_file import read_json_object
 from penstock.families.multimodal import LANGUAGE_MODELS
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
 from penstock.families.transformers_model import transformers_spec, why_not_transformers
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
+from penstock.gguf.json_file import read_json_object
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
@@ -153,12 +154,14 @@ def _with_sensitive_layers(spec: ModelSpec) -> ModelSpec:
 
 
 def load_spec(model: Path) -> ModelSpec:
-    """The spec of a model: a folder, or a GGUF file. The eos_token_id of generation_config.json, if any, overrides
-    config.json's.
+    """The spec of a model: a folder, or a GGUF file. Its end tokens are those of all files.
 
     Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read, and GgufError.
     """
-    return _spec_of_gguf(model) if is_gguf(model) else _spec_of_folder(model)
+    if is_gguf(model):
+        return _spec_of_gguf(model)
+    spec = _spec_of_folder(model)
+    return replace(spec, eos_token_ids=tuple(token.id for token in _end_tokens(model, spec)))
 
 
 def _spec_of_gguf(path: Path) -> ModelSpec:
@@ -171,6 +174,7 @@ def _spec_of_gguf(path: Path) -> ModelSpec:
 
 
 def _spec_of_folder(folder: Path) -> ModelSpec:
+    """The spec as config.json alone describes it."""
     path = folder / "config.json"
     try:
         config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
@@ -188,8 +192,25 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
             raise UnsupportedModel("a decoder without a head generates nothing, and no modules.json says how it pools")
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
-    eos = _generation_config(folder).token_ids("eos_token_id")
-    return replace(spec, eos_token_ids=eos) if eos else spec
+    return spec
+
+
+def load_end_tokens(model: Path) -> list[EndToken]:
+    """The tokens that end an answer, and the files that name them. Raises what `load_spec` raises."""
+    if is_gguf(model):
+        return [EndToken(token_id, "", (model.name,)) for token_id in _spec_of_gguf(model).eos_token_ids]
+    return _end_tokens(model, _spec_of_folder(model))
+
+
+def _end_tokens(folder: Path, spec: ModelSpec) -> list[EndToken]:
+    named = {
+        "generation_config.json": _generation_config(folder).token_ids("eos_token_id"),
+        "config.json": spec.eos_token_ids,
+    }
+    try:
+        return find_end_tokens(folder, named, spec.vocabulary)
+    except ValueError as error:
+        raise UnsupportedModel(str(error)) from None
 
 
 def load_generation_defaults(model: Path) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from penstock.families.hf_config import HFConfig
+from penstock.families.hf_config import MAX_INTEGER, HFConfig
 from penstock.families.kinds.attention import RopeSpec
 
 NO_ROPE = RopeSpec(scaling="off")
@@ -54,6 +54,25 @@ def rope_of(parameters: HFConfig, config: HFConfig, theta: float, *, partial: fl
     if kind in ("longrope", "su"):
         return _longrope(parameters, config, theta, dims)
     raise parameters.unsupported(name, kind, ", ".join(KINDS))
+
+
+def context_length(config: HFConfig, positions: int) -> int:
+    """The most tokens that a model was made for, of which `positions` are in `max_position_embeddings`.
+
+    A rope with the scaling "yarn" or "linear" reaches `factor` times as far as the original one, as in vLLM: users add
+    the scaling and leave `max_position_embeddings` as it is. With other scalings, and in a GGUF file, which has the
+    whole length, `positions` says it.
+    """
+    parameters = config.section("rope_scaling") or config.section("rope_parameters") or HFConfig({})
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind == "yarn":
+        original = _original(parameters, config)
+        reach = parameters.number("factor", positions / original) * original
+    elif kind == "linear" and not config.flag("gguf"):
+        reach = parameters.number("factor") * positions
+    else:
+        return positions
+    return max(positions, int(min(reach, MAX_INTEGER)))
 
 
 def _dims(config: HFConfig, part: float) -> int:

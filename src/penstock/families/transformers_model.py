@@ -17,6 +17,7 @@ from penstock.families.checkpoint.folder import tensors_of_folder
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.hf_config import HFConfig, UnsupportedModel, checkpoint_dtype, layer_windows
 from penstock.families.kinds.attention import GroupedQuerySpec, RopeSpec
+from penstock.families.rope_config import context_length
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, TransformersCode
 from penstock.families.wrong_models import EXAMPLE
 from penstock.messages import Window
@@ -137,7 +138,8 @@ def _nested(config: HFConfig) -> Iterator[tuple[str, Any]]:
 
 def _spec(config: HFConfig, tensors: Mapping[str, StoredTensor], code: TransformersCode) -> ModelSpec:
     count = config.integer("num_hidden_layers", most=MAX_LAYERS)
-    hidden, positions = config.integer("hidden_size"), config.integer("max_position_embeddings")
+    hidden = config.integer("hidden_size")
+    positions = context_length(config, config.integer("max_position_embeddings"))
     windows = _windows(config, count, positions)
     groups = sorted(set(windows))
     attention = _attention(config, hidden)

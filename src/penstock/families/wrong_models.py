@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from penstock.families.json_file import read_json_object
+from penstock.gguf.json_file import read_json_object
 
 MAX_CONFIG_BYTES = 4 << 20
 EXAMPLE = "Qwen/Qwen3-0.6B"

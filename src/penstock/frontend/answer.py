@@ -2,15 +2,17 @@
 
 import io
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
 from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.http.buffers import HeldBytes
+from penstock.frontend.http.streamed import StreamedResponse
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
@@ -67,6 +69,7 @@ class Codec(Protocol):
     """Encodes the output of one call as one wire's bytes."""
 
     stream_type: bytes  # content type of a stream
+    heartbeat: bytes  # what clients of the wire skip: it is sent while a stream has nothing else to send
 
     def opening(self, usage: Usage) -> bytes:
         """The bytes that start a stream. `usage` holds the counts so far."""
@@ -92,25 +95,48 @@ class Codec(Protocol):
 Keep = Callable[[], Awaitable[None]]
 
 
-async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int, keep: Keep | None = None) -> None:
-    """Sends each update as events. `keep` is awaited before the end of a complete answer is sent.
+async def stream(
+    generation: Generation,
+    codec: Codec,
+    send: Send,
+    retry_after: int,
+    keep: Keep | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Sends each update as events. `keep` is awaited before the end of a complete answer is sent. `more` are headers.
 
-    The response starts with the first update. Errors before it are raised, so that the answer has an error status.
-    Later errors become the wire's error event.
+    The response starts with the first update, or after SILENT_SECONDS. Errors before it are raised, so that the answer
+    has an error status. Later errors become the wire's error event.
     """
+    headers: Headers = [
+        (b"content-type", codec.stream_type),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
+        *((name.encode(), value.encode()) for name, value in more.items()),
+    ]
     updates = generation.updates()
-    async with aclosing(updates):
-        first = await anext(updates)
-        headers: Headers = [
-            (b"content-type", codec.stream_type),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
-        ]
-        begin = codec.opening(generation.usage) + await _chunk(codec, first, generation.usage)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": begin, "more_body": True})
-        end = await _send_rest(updates, generation, codec, send, retry_after, keep)
+    async with (
+        aclosing(updates),
+        StreamedResponse(send, headers, lambda: codec.opening(generation.usage), codec.heartbeat) as response,
+    ):
+        try:
+            first = await anext(updates)
+        except Exception as error:
+            if not await response.is_started():
+                raise
+            end = _failure(error, generation, codec, retry_after)
+        else:
+            await response.start(await _chunk(codec, first, generation.usage))
+            end = await _send_rest(updates, generation, codec, response, retry_after, keep)
     await send({"type": "http.response.body", "body": end})
+
+
+def _failure(error: Exception, generation: Generation, codec: Codec, retry_after: int) -> bytes:
+    """The bytes that end a stream that failed after it began."""
+    failure = as_api_error(error, retry_after)
+    if failure.code == INTERNAL_ERROR:
+        _log.error("a stream failed", exc_info=error, extra={"fields": {"request_id": generation.request_id}})
+    return codec.failure(failure)
 
 
 async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
@@ -148,7 +174,7 @@ async def _send_rest(
     updates: AsyncGenerator[ChoiceUpdate, None],
     generation: Generation,
     codec: Codec,
-    send: Send,
+    response: StreamedResponse,
     retry_after: int,
     keep: Keep | None,
 ) -> bytes:
@@ -158,12 +184,9 @@ async def _send_rest(
         async for update in updates:
             data = await _chunk(codec, update, usage) if update.prompt_logprobs else encode(update, usage)
             if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await response.write(data)
     except Exception as error:
-        failure = as_api_error(error, retry_after)
-        if failure.code == INTERNAL_ERROR:
-            _log.exception("a stream failed", extra={"fields": {"request_id": generation.request_id}})
-        return codec.failure(failure)
+        return _failure(error, generation, codec, retry_after)
     end = codec.closing(usage)
     if keep is not None:
         await keep()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -86,3 +87,4 @@ class Call(NamedTuple):
     stream: bool  # True: the answer is a stream of events
     operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"
     keep: Callable[[], Awaitable[None]] | None = None  # stores a complete answer before its end is sent
+    headers: Mapping[str, str] = MappingProxyType({})  # of the answer

@@ -54,6 +54,23 @@ class APIError(Exception):
         return fields
 
 
+class ContextOverflow(APIError):
+    """APIError 400 for a prompt that leaves no room for an answer. Clients shorten the conversation when they recognise
+    it, so each wire has the words of its own API."""
+
+    def __init__(self, param: str, tokens: int, limit: int, *, counted: bool = True) -> None:
+        """`counted`: the prompt has `tokens` tokens; else it has more, which were not counted."""
+        size = f"{tokens} tokens: none are left for an answer" if counted else f"more than {tokens} tokens"
+        super().__init__(
+            400,
+            f"the maximum context length is {limit} tokens, but {param} has {size}; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.tokens = tokens if counted else tokens + 1  # at least
+        self.limit = limit
+
+
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete. No answer can be sent."""
 

@@ -234,9 +234,9 @@ class _GenerateRoute(_Route):
         model, metrics = call.context.model, call.context.metrics
         generation = Generation(model, call.parts, metrics, call.operation, info.start, info.request_id, info.trace)
         if call.stream:
-            await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep)
+            await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep, call.headers)
             return None
-        return Answer(await collect(generation, call.codec, call.keep, info.unread))
+        return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
 
 
 class _AnswerRoute(_Route):

@@ -75,7 +75,7 @@ _KINDS: Final = {int(kind): kind for kind in TokenKind}
 class Vocabulary(NamedTuple):
     """Tokens by id, and the ids with a meaning."""
 
-    tokens: list[str]
+    tokens: list[str]  # some files have a token twice
     kinds: list[TokenKind]
     scores: list[float] | None
     ids: dict[str, int]  # "bos", "eos", "eot", "eom", "unk", "sep", "pad", "mask", "fim_pre" …: only those that exist
@@ -87,8 +87,6 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     tokens = _tokens(metadata)
     if not tokens:
         raise GgufError("the file has no tokenizer: tokenizer.ggml.tokens is missing or empty. Use another conversion")
-    if len(set(tokens)) != len(tokens):
-        raise _twice(tokens)
     types = _values(metadata, "token_type", (int,), "integers", len(tokens))
     scores = _values(metadata, "scores", (int, float), "numbers", len(tokens))
     kinds = [_KINDS.get(number, TokenKind.UNDEFINED) for number in types] or [TokenKind.NORMAL] * len(tokens)
@@ -166,12 +164,3 @@ def _values(metadata: Mapping[str, Any], key: str, types: tuple[type, ...], what
     if values and len(values) < least:
         raise GgufError(f"{_PREFIX}{key} has {len(values)} values for {least} tokens. Use another conversion")
     return values
-
-
-def _twice(tokens: Sequence[str]) -> GgufError:
-    seen: dict[str, int] = {}
-    for token_id, token in enumerate(tokens):
-        first = seen.setdefault(token, token_id)
-        if first != token_id:
-            return GgufError(f"tokens {first} and {token_id} are both {short(token)}. Use another conversion")
-    raise AssertionError("no token appears twice")

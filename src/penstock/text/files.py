@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
+from penstock.gguf.json_file import read_json_object
 from penstock.text.errors import TokenizerError
 
-_JSON_TYPES: Mapping[type, str] = {
-    list: "array",
-    str: "string",
-    int: "number",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
 # Tokenizer formats that Penstock cannot read. They are named in the error when tokenizer.json is missing.
 _UNCONVERTED = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model")
 
@@ -67,14 +58,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = msgspec.json.decode(read_text(path))
-    except msgspec.DecodeError as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}. Download the file again") from error
-    except RecursionError:
-        raise TokenizerError(f"{path} holds JSON that is nested too deeply. Download the file again") from None
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a JSON {_JSON_TYPES[type(value)]}, but an object is expected")
-    return value
+        return read_json_object(path, unique=False)
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:  # its message begins with the path
+        raise TokenizerError(str(error)) from error
 
 
 def read_text(path: Path) -> str:

@@ -6,6 +6,7 @@ BPE, where a token has a score in place of merges (`llama`, Gemma 3's too).
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ _SPACE = "▁"  # in the tokens of SentencePiece
 _MAX_PIECE = 512  # characters of a token with a score
 _MAX_PIECES = 16 << 20  # characters of all tokens with a score
 _MAX_RESPELLED = 256  # tokens
+_PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning
 _MATCHED: Final = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 _NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "mask", "fim_pre", "fim_suf", "fim_mid")
 # Phi-3 drops white space after special tokens. Files do not say so: llama.cpp goes by the model's name.
@@ -48,13 +50,37 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
             f"tokenizer.ggml.model is {short(model)}, which is not supported. Supported are {', '.join(_MODELS)}: "
             "use another model"
         )
-    vocabulary = read_vocabulary(metadata)
+    vocabulary, mark = _with_unique_tokens(read_vocabulary(metadata))
     backend, adds_bos = build(metadata, vocabulary)
+    if mark:
+        backend.decoder = decoders.Sequence([decoders.Replace(mark, ""), backend.decoder])
     backend.add_tokens(list(_added_tokens(metadata, vocabulary)))
     _set_post_processor(backend, metadata, vocabulary, adds_bos)
     named = {f"{name}_token": vocabulary.tokens[vocabulary.ids[name]] for name in _NAMED if name in vocabulary.ids}
     special = SpecialTokens({name: AddedToken(text, special=True) for name, text in named.items()}, [], [])
     return GgufTokenizer(backend, special, read_templates(metadata))
+
+
+def _with_unique_tokens(vocabulary: Vocabulary) -> tuple[Vocabulary, str]:
+    """Returns the vocabulary with marks at the ends of tokens that come again, and the mark; "" if there are none.
+
+    As in llama.cpp, a text becomes the last of equal tokens, and all of them become the text.
+    """
+    last = _index(vocabulary)
+    if len(last) == len(vocabulary.tokens):
+        return vocabulary, ""
+    chars = set().union(*vocabulary.tokens)
+    mark = next((char for char in map(chr, _PRIVATE_USE) if char not in chars), "")
+    if not mark:
+        raise TokenizerError("tokens are equal, and others have all characters for private use. Use another conversion")
+    tokens, seen = [], Counter[str]()
+    for token_id, token in enumerate(vocabulary.tokens):
+        again = last[token] != token_id
+        seen[token] += again
+        tokens.append(token + mark * seen[token] if again else token)
+    count = len(tokens) - len(last)
+    _log.warning("%d tokens of the file are equal to later ones, to which texts are encoded, as in llama.cpp", count)
+    return vocabulary._replace(tokens=tokens), mark
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:

@@ -20,7 +20,8 @@ class TextChunk(NamedTuple):
 class OutputText:
     """Turns one choice's output tokens into text and finds stop strings, also across tokens and pushes.
 
-    Text that may begin a stop string is held back until it is clear that it does not. The prompt is not searched.
+    Text that may begin a stop string is held back until it is clear that it does not. The prompt is not searched. A
+    stop string may contain a special token that is skipped: its text is searched, but not part of the output.
     Do not push a token that ends the choice by its id: it is not part of the text.
     """
 
@@ -44,15 +45,21 @@ class OutputText:
         self._stops = StopStrings(stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        hidden = tokenizer.special_texts if stop and skip_special_tokens else {}
+        self._searched = {  # skipped tokens, and their texts, that a stop string contains
+            token_id: text
+            for text, token_id in hidden.items()
+            if token_id not in shown and any(text in string for string in stop)
+        }
         self._state = 0  # state of the stop strings' automaton
-        self._held = ""  # text held back because it may begin a stop string
-        self._length = 0  # characters of text so far, including those held back
+        self._held: list[_Piece] = []  # text held back because it may begin a stop string
+        self._length = 0  # characters of output so far, including those held back
         self._tokens = 0
         self._stopped: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> TextChunk:
         """Returns the text that these tokens make final. Tokens after a stop string are ignored."""
-        texts: list[str] = []
+        pieces: list[_Piece] = []
         offsets: list[int] = []
         for token_id in token_ids:
             if self._stopped is not None:
@@ -61,16 +68,19 @@ class OutputText:
             offsets.append(self._length)
             text = self._detokenizer.push(token_id)
             self._length += len(text)
-            texts.append(text if self._stops is None else self._until_stop(self._stops, text))
-        return self._chunk("".join(texts), tuple(offsets))
+            pieces.append(self._piece(text))
+            if self._searched and token_id in self._searched:
+                pieces.append(self._piece(self._searched[token_id], shown=False))
+        return self._chunk(pieces, tuple(offsets))
 
     def finish(self) -> TextChunk:
         """Returns the rest of the text of a choice that ended without a stop string."""
-        text = "" if self._stopped is not None else self._detokenizer.flush()
-        if self._stops is not None:
-            text = self._until_stop(self._stops, text)
+        pieces = [] if self._stopped is not None else [self._piece(self._detokenizer.flush())]
         self._state = 0  # no text follows, so none is held back
-        return self._chunk(text, ())
+        return self._chunk(pieces, ())
+
+    def _piece(self, text: str, shown: bool = True) -> "_Piece":
+        return _Piece(text if self._stops is None else self._until_stop(self._stops, text), shown)
 
     def _until_stop(self, stops: StopStrings, text: str) -> str:
         """Returns the text up to the end of the first stop string that counts, or all of it if there is none."""
@@ -82,15 +92,35 @@ class OutputText:
                 return text[:start]
         return text
 
-    def _chunk(self, text: str, offsets: tuple[int, ...]) -> TextChunk:
+    def _chunk(self, pieces: list["_Piece"], offsets: tuple[int, ...]) -> TextChunk:
         if self._stops is None:
-            return TextChunk(text, None, self._tokens, offsets)
-        text = self._held + text
+            return TextChunk("".join(piece.text for piece in pieces), None, self._tokens, offsets)
+        if self._stopped is not None and not pieces:  # the stop string was in an earlier push
+            return TextChunk("", self._stopped, self._tokens, offsets)
+        pieces = [*self._held, *pieces]
+        size = sum(len(piece.text) for piece in pieces)
+        hold = self._stops.hold(self._state) if self._stopped is None else len(self._stopped)
+        text, self._held = _divided(pieces, size - hold)
         if self._stopped is not None:
-            self._held = ""
-            return TextChunk(
-                text if self._include_stop else text.removesuffix(self._stopped), self._stopped, self._tokens, offsets
-            )
-        border = len(text) - self._stops.hold(self._state)
-        self._held = text[border:]
-        return TextChunk(text[:border], None, self._tokens, offsets)
+            self._held = []
+            text += self._stopped if self._include_stop else ""
+        return TextChunk(text, self._stopped, self._tokens, offsets)
+
+
+class _Piece(NamedTuple):
+    text: str
+    shown: bool  # False: it is searched for stop strings, and not part of the output
+
+
+def _divided(pieces: Sequence[_Piece], count: int) -> tuple[str, list[_Piece]]:
+    """Returns the output in the first `count` characters, and the pieces after them."""
+    shown: list[str] = []
+    for i, (text, is_shown) in enumerate(pieces):
+        if len(text) > count:
+            if is_shown:
+                shown.append(text[:count])
+            return "".join(shown), [_Piece(text[count:], is_shown), *pieces[i + 1 :]]
+        count -= len(text)
+        if is_shown:
+            shown.append(text)
+    return "".join(shown), []

@@ -1,5 +1,6 @@
 """Turns text into token ids and back, as the model's tokenizer files define."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ class Tokenizer:
     bos_token_id: int | None
     eos_token_id: int | None
     special_ids: frozenset[int]  # the ids that skip_special_tokens leaves out
+    special_texts: Mapping[str, int]  # the texts that become these ids
     chat_template: ChatTemplate | None
     infill: Infill | None  # of a model that fills gaps
 
@@ -65,6 +67,7 @@ class Tokenizer:
         self.eos_token_id = _id(backend, special.text("eos_token"))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = {token.content: token_id for token_id, token in added.items() if token.special}
         self.chat_template = chat_template
         self.infill = find_infill(lambda token: _id(backend, token), special.text)
         decoder = backend.decoder
@@ -130,6 +133,30 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_pieces(self, pieces: Sequence[str], *, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text that is cut into pieces: no token spans a border. Raises TokenizerError as
+        `encode` does."""
+        ids = self.encode(pieces[0], add_special_tokens=add_special_tokens)
+        if len(pieces) == 1:
+            return ids
+        before = self.encode(_BEFORE, add_special_tokens=False) if self._adds_space else []
+        try:
+            later = [_BEFORE + piece if before else piece for piece in pieces[1:]]
+            encodings = self._backend.encode_batch_fast(later, add_special_tokens=False)
+        except BaseException as error:
+            if not _failed(error):
+                raise
+            raise _refusal("".join(pieces), error) from error
+        for piece, encoding in zip(pieces[1:], encodings, strict=True):
+            inside = encoding.ids[: len(before)] == before
+            ids += encoding.ids[len(before) :] if inside else self.encode(piece, add_special_tokens=False)
+        return ids
+
+    @functools.cached_property
+    def _adds_space(self) -> bool:
+        """True if a space is put before the first word of a text, as SentencePiece does."""
+        return self.token_bytes(self.encode(_BEFORE, add_special_tokens=False)[0]).startswith(b" ")
+
     def encode_infill(self, before: str, after: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns a prompt whose continuation belongs between two texts, for a tokenizer with `infill`. Raises
         TokenizerError as `encode` does."""
@@ -143,11 +170,7 @@ class Tokenizer:
 
     def _encode_inside(self, text: str) -> list[int]:
         """The ids of a text that something comes before: SentencePiece puts a space before the first one."""
-        plain = self.encode(_BEFORE, add_special_tokens=False)
-        if not text or not self.token_bytes(plain[0]).startswith(b" "):
-            return self.encode(text, add_special_tokens=False)
-        ids = self.encode(_BEFORE + text, add_special_tokens=False)
-        return ids[len(plain) :] if ids[: len(plain)] == plain else self.encode(text, add_special_tokens=False)
+        return self.encode_pieces(["", text], add_special_tokens=False) if text else []
 
     def encode_text(self, text: str, second: str | None = None, *, add_special_tokens: bool = True) -> TextTokens:
         """Returns the tokens of a text, or of a pair. Raises TokenizerError as `encode` does."""

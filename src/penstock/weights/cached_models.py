@@ -50,7 +50,7 @@ def cache_folder() -> Path:
     """Returns Hugging Face's cache, which HF_HUB_CACHE and HF_HOME set."""
     from huggingface_hub.constants import HF_HUB_CACHE  # does not import the rest of huggingface_hub
 
-    return Path(HF_HUB_CACHE).expanduser().resolve()
+    return Path(os.path.expanduser(HF_HUB_CACHE)).resolve()  # Path.expanduser fails without a home
 
 
 def cached_models(cache: Path | None = None) -> list[LocalModel]:

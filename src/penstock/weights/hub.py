@@ -3,6 +3,7 @@
 HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean for huggingface_hub.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,7 @@ def local_path(name: str, revision: str | None) -> Path | None:
     """Returns the path of a model that is named by its path or is part of a Python package; None for other names.
 
     Raises HubError if such a model is to have a revision, is not installed or is damaged, or if its files hold none."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if name and path.exists():
         kind = "a folder" if path.is_dir() else "a file"
         if not path.is_dir() and not is_gguf(path):

@@ -34,6 +34,18 @@ def test_quotes_are_no_part_of_the_message() -> None:
     assert message("one\ntwo") == "one\ntwo"
 
 
+def test_a_user_without_a_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the number of a container's user, without HOME."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    path = history_path({})
+    assert path == Path("/nonexistent/.local/state/penstock/run_history")
+    assert HistoryFile(path).load() == []
+
+
 def test_the_history_is_private_and_comes_back(tmp_path: Path) -> None:
     path = history_path({"XDG_STATE_HOME": str(tmp_path)})
     assert path == tmp_path / "penstock" / "run_history"

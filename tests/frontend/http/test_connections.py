@@ -338,6 +338,28 @@ async def test_a_request_too_many_is_refused_after_the_earlier_answers(
     assert len(site.engine.requests) == 1
 
 
+@pytest.mark.parametrize(("path", "fields"), CALLS)
+async def test_http_1_0_has_no_chunked_coding(site: Site, path: str, fields: dict[str, Any]) -> None:
+    """The end of the connection is the end of the answer."""
+    site.says("hello world")
+    answers = {}
+    async with live(site) as port:
+        for version in (b"1.0", b"1.1"):
+            async with connection(port) as (reader, writer):
+                close = b"connection: close\r\n" if version == b"1.1" else b""
+                sent = request(path, fields).replace(b"HTTP/1.1\r\n", b"HTTP/" + version + b"\r\n" + close)
+                writer.write(sent)
+                head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ") and b"connection: close" in head
+            answers[version] = head, body
+    head, body = answers[b"1.0"]
+    assert b"chunked" not in head
+    if fields.get("stream"):
+        assert b"chunked" in answers[b"1.1"][0] and parse_events(body)
+    else:
+        assert json.loads(body)["choices"]
+
+
 @contextlib.asynccontextmanager
 async def stream_in_flight(
     site: Site,

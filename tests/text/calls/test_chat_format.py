@@ -70,7 +70,7 @@ ARGUMENTS = {"city": "Köln 🌧", "days": 2}
 
 def chat_format_of(source: str, **formats: str) -> ChatFormat:
     template = ChatTemplate(source, SPECIAL)
-    return ChatFormat(SimpleNamespace(chat_template=template, special_ids=frozenset()), **formats)  # type: ignore
+    return ChatFormat(SimpleNamespace(chat_template=template, special_ids=frozenset(), special_texts={}), **formats)  # type: ignore
 
 
 def call(arguments: Any, id: str = "abcdefgh1") -> dict[str, Any]:
@@ -113,12 +113,12 @@ def test_prompts_are_those_of_transformers(path: Path, reference: PreTrainedToke
     source = path.read_text()
     chat_format = chat_format_of(source)
     messages = chat(json.dumps(ARGUMENTS, ensure_ascii=False))
-    if chat_format.tools is TOOL_FORMATS["json"] or chat_format._shape is None:
+    if chat_format.tools is TOOL_FORMATS["json"] or chat_format._call_form is None:
         # The template does not show calls or tools in a form that a model could be asked for: see the tests below.
         assert ours(chat_format, [messages[0]], None) == theirs(reference, source, [messages[0]], None)
         return
-    arguments = json.dumps(ARGUMENTS, ensure_ascii=False) if chat_format._shape.arguments_as_text else ARGUMENTS
-    content = {} if chat_format._shape.empty_content is None else {"content": chat_format._shape.empty_content}
+    arguments = json.dumps(ARGUMENTS, ensure_ascii=False) if chat_format._call_form.arguments_as_text else ARGUMENTS
+    content = {} if chat_format._call_form.empty_content is None else {"content": chat_format._call_form.empty_content}
     given = chat(arguments, **content)
     given[2]["name"] = "get_weather"
     if chat_format.tools is TOOL_FORMATS["kimi-k2"]:
@@ -137,6 +137,27 @@ def test_gpt_oss_takes_a_tool_without_a_description() -> None:
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
     prompt = chat_format.render([{"role": "user", "content": "When?"}], tools=[tool])
     assert "// \ntype now = () => any;" in prompt
+
+
+SYSTEM, USER, ANSWER = ({"role": role, "content": f"{role}-needle"} for role in ("system", "user", "assistant"))
+OF_AGENTS = (
+    [SYSTEM, {**SYSTEM, "content": "more-needle"}, USER],
+    [SYSTEM, USER, ANSWER, {**SYSTEM, "content": "reminder-needle"}, {**USER, "content": "go-needle"}],
+    [USER, {**SYSTEM, "content": "reminder-needle"}],
+    [USER, {**USER, "content": "again-needle"}],
+    [USER, ANSWER, {**ANSWER, "content": "more-needle"}, USER],
+    [ANSWER, USER],
+    [*chat("{}")[:3], {**USER, "content": "after-needle"}],
+    [*chat("{}")[:3], {**SYSTEM, "content": "after-needle"}],
+)
+
+
+@needs_templates
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("messages", OF_AGENTS)
+def test_what_agents_send_is_shown(name: str, messages: list[dict[str, Any]]) -> None:
+    prompt = chat_format_of(source_of(name)).render(messages, tools=[WEATHER])
+    assert all(message["content"] in prompt for message in messages if message.get("content"))
 
 
 def ours(chat_format: ChatFormat, messages: list[Any], tools: Any) -> str | None:
@@ -162,7 +183,7 @@ def test_a_call_that_the_template_writes_is_read(name: str) -> None:
     """A recorded conversation: the template's own text of a call is what the model was trained to write. It is cut at
     every character."""
     chat_format = chat_format_of(source_of(name))
-    shape = chat_format._shape
+    shape = chat_format._call_form
     assert shape is not None and chat_format.tools is not None
     before = [{"role": "user", "content": "Weather?"}]
     messages = chat(json.dumps(ARGUMENTS, ensure_ascii=False))[:2]
@@ -209,14 +230,28 @@ def test_a_template_without_tools_gets_an_instruction_and_text() -> None:
     assert chat_format.render(messages[:2]) == ChatTemplate(CHATML, {}).render(messages[:2])
 
 
-def test_arguments_that_are_no_json_stay_text() -> None:
+def test_a_template_always_gets_an_object_of_arguments() -> None:
+    """Else a call that was cut off would make every later request of its conversation fail."""
     source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     source += '{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{{ tools }}<tool_call> "arguments"'
     chat_format = chat_format_of(source)
     assert chat_format.tools is TOOL_FORMATS["hermes"]
-    assert '"{bad"' in chat_format.render(chat("{bad"))
-    assert '{"city": 1}' in chat_format.render(chat('{"city": 1}'))
-    assert "{}" in chat_format.render(chat(""))
+    for text, shown in (
+        ('{"city": 1}', '{"city": 1}'),
+        ("", "{}"),
+        ("{bad", "{}"),
+        ("null", "{}"),
+        ("[1]", "{}"),
+        ('{"city": "Par', '{"city": "Par"}'),
+        ('{"city": 1}{"city": 2}', '{"city": 1}'),
+        ('{"city": "a\nb"}', '{"city": "a\\nb"}'),
+        ('"{\\"city\\": 1}"', '{"city": 1}'),
+        ('{"city": "\\ud83d"}', '{"city": "\N{REPLACEMENT CHARACTER}"}'),
+        ('{"city": ' + "[" * 100_000, "{}"),
+    ):
+        prompt = chat_format.render(chat(text))
+        assert f"Weather?{shown}sunny" in prompt, (text, prompt)
+    assert "{}sunny" in chat_format.render(chat([1])) and '{"a": 2}sunny' in chat_format.render(chat({"a": 2}))
 
 
 def test_ids_that_a_template_refuses_are_replaced() -> None:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, MessageParser
+from penstock.text.calls.formats import TaggedArguments
 from penstock.text.calls.grammar import ToolGrammar, grammar_for
 from penstock.text.calls.writing import WrittenCall, write_calls
 from tests.text.calls.messages import SCHEMAS, Case, Message, read
@@ -93,6 +94,28 @@ def test_calls(name: str, required: bool, vocabulary: Vocabulary) -> None:
         assert not vocabulary.accepts(grammar, text), what
     plain = "<|channel|>final<|message|>Just text <3" if name == "harmony" else 'Just text: <3 {"a": [1]}'
     assert vocabulary.accepts(grammar, plain) is not required
+
+
+TAGGED = {
+    name: item.body for name, item in TOOL_FORMATS.items() if isinstance(getattr(item, "body", None), TaggedArguments)
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_text_contains_its_closing_tag(name: str, vocabulary: Vocabulary) -> None:
+    tags, format = TAGGED[name], TOOL_FORMATS[name]
+    for city in (f"see {tags.value_close} tag", f"{tags.opening('x')}1{tags.value_close}\nend", f"a{tags.value_close}"):
+        for arguments in ({"city": city, "days": 2}, {"city": city}):
+            text = write_calls(format, [WrittenCall("get_weather", arguments)])
+            assert vocabulary.accepts(made(vocabulary, name), text), text
+            ((_, read_arguments),) = read(Case(name, "", text, Message()), []).calls
+            assert json.loads(read_arguments) == arguments
+
+
+def test_the_rules_of_many_arguments_are_short() -> None:
+    properties = {f"p{i}": {"type": "string"} for i in range(2000)}
+    grammar = grammar_for(TOOL_FORMATS["qwen3-coder"], None, {"f": {"properties": properties}}, required=True)
+    assert len(grammar.text) < 2000 * 1000
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)

@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, CallLimits, MessageParser, ToolOutputError
+from penstock.text.calls.formats import TaggedArguments
 from penstock.text.calls.writing import WrittenCall, write_calls
 from tests.text.calls.messages import CALLS, OTHERS, SCHEMAS, Case, Message, read
 
 CASES = [*CALLS, *OTHERS]
+TAGGED = {
+    name: item.body for name, item in TOOL_FORMATS.items() if isinstance(getattr(item, "body", None), TaggedArguments)
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -94,6 +98,117 @@ def test_what_is_written_is_read(name: str, city: str, days: int) -> None:
     case = Case(name, "", write_calls(TOOL_FORMATS[name], calls), Message(), prompt_end)
     message = read(case, list(range(3, len(case.text), 3)))
     assert [(tool, json.loads(arguments)) for tool, arguments in message.calls] == [("get_weather", calls[0].arguments)]
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_value_ends_where_an_argument_or_the_end_of_the_call_follows(name: str) -> None:
+    """Tools write files, which may contain the tag that closes an argument."""
+    format, tags = TOOL_FORMATS[name], TAGGED[name]
+    close = tags.value_close
+    for city in (
+        f"see {close} tag",
+        f'"{close}"\nx = 1',
+        f"{tags.opening('x')}1{close}\nend",
+        f"{close}{close}",
+        close * 9,
+    ):
+        for arguments in ({"city": city, "days": 2}, {"city": city}):
+            text = write_calls(format, [WrittenCall("get_weather", arguments), WrittenCall("now", {})])
+            for cuts in ([], list(range(1, len(text))), list(range(5, len(text), 5))):
+                message = read(Case(name, "", text, Message()), cuts)
+                assert message.content == "" and [tool for tool, _ in message.calls] == ["get_weather", "now"]
+                assert json.loads(message.calls[0][1]) == arguments
+    schema = {"type": "object", "properties": {"box": {"type": "object"}}}
+    parser = MessageParser(format, None, {"get_weather": schema})  # type: ignore[arg-type]
+    text = write_calls(format, [WrittenCall("get_weather", {"box": {"a": f"{close} b"}})])
+    arguments = "".join(part.text for part in parser.push(text) + parser.finish() if part.kind == "arguments")
+    assert json.loads(arguments) == {"box": {"a": f"{close} b"}}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_model_may_leave_out_the_end_of_a_call(name: str) -> None:
+    format, tags = TOOL_FORMATS[name], TAGGED[name]
+    line = "\n" if tags.line_breaks else ""
+    text = f"{''.join(format.head)}get_weather{format.mid}{tags.opening('city')}{line}a{line}{tags.value_close}"
+    begin = format.begin
+    for end in ("", "\n", f"\n{''.join(format.head)}now{format.mid}{''.join(format.tail)}{format.end}"):
+        message = read(Case(name, "", begin + text + end, Message()), list(range(1, len(begin + text + end))))
+        assert message.calls[0] == ("get_weather", '{"city": "a"}') and not message.content.strip()
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (OPTIONAL, "12345", "12345"),
+        (OPTIONAL, "true", "true"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, "  indented\n", "  indented\n"),
+        (OPTIONAL, "null", None),
+        (OPTIONAL, "None", None),
+        (OPTIONAL, '"quoted"', "quoted"),
+        ({"type": ["string", "integer"]}, "12345", 12345),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"type": ["string", "number"]}, "12345", 12345),
+        ({"enum": ["1", None]}, "1", "1"),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, "1", 1),
+        ({"type": "integer"}, "True", True),
+        ({"type": "number"}, "Infinity", "Infinity"),
+        ({"type": "object"}, "{bad", "{bad"),
+    ],
+)
+def test_a_value_is_of_a_kind_that_the_schema_has(schema: object, text: str, value: object) -> None:
+    tool = {"get_weather": {"type": "object", "properties": {"city": schema}}}
+    parser = MessageParser(TOOL_FORMATS["qwen3-coder"], None, tool)
+    call = f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    parts = parser.push(call) + parser.finish()
+    arguments = "".join(part.text for part in parts if part.kind == "arguments")
+    assert json.loads(arguments) == {"city": value} and "Infinity}" not in arguments
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    for format in ("pythonic", "lfm2"):
+        text = "[get_weather(city=1e999, days=[1, -1e999, {'a': (1e999,)}])]"
+        begin, end = TOOL_FORMATS[format].begin, TOOL_FORMATS[format].end  # type: ignore[union-attr]
+        ((_, arguments),) = read(Case(format, "", begin + text + end, Message()), []).calls
+        assert json.loads(arguments) == {"city": None, "days": [1, None, {"a": [None]}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hi there", "Hi there"),
+        ("Hi <there>", "Hi <there>"),
+        ("Hi there<|end|>", "Hi there"),
+        ("<|channel|>analysis", ""),
+        (" to=functions.now", ""),
+        ("<|channel|>analysis<|message|>x<|end|><|start|>assist", ""),
+    ],
+)
+def test_harmony_without_a_header(text: str, content: str) -> None:
+    """An answer without a header is content; a header that is cut off is not."""
+    case = Case("harmony", "harmony", text, Message(), "<|start|>assistant")
+    for cuts in ([], list(range(1, len(text)))):
+        assert read(case, cuts).content == content
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("text {} more text", "text more text"),
+        ("text\n\n{}\n\nmore", "text\n\nmore"),
+        ("text{}more", "text\nmore"),
+        ("a {}\n{} b", "a b"),
+        ("{} more", "more"),
+        ("text {}", "text"),
+    ],
+)
+def test_texts_around_a_call_are_apart(text: str, content: str) -> None:
+    text = text.replace("{}", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    for cuts in ([], list(range(1, len(text)))):
+        assert read(Case("hermes", "", text, Message()), cuts).content == content
 
 
 def pushes(format: str, text: str, reasoning: str = "think") -> list[str]:

@@ -11,6 +11,7 @@ from penstock.cli.chat.conversation import Conversation, Message
 from penstock.cli.chat.settings import ChatSettings
 from penstock.messages import EngineClient, GenerateRequest
 from penstock.text import OutputText, Tokenizer
+from penstock.text.calls import ChatFormat
 
 End = Literal["complete", "max_tokens", "context", "stopped"]
 
@@ -57,6 +58,7 @@ class Chat:
         self.raw = raw
         self.last: AnswerFigures | None = None
         self._requests = 0
+        self._chat_format = ChatFormat(tokenizer)
 
     @property
     def context(self) -> int:
@@ -108,9 +110,8 @@ class Chat:
         return self.conversation.fit(prompt, self._render, self.context, space)
 
     def _render(self, messages: Sequence[Message]) -> list[int]:
-        template = self.tokenizer.chat_template
-        assert template is not None, "a model without a chat template only completes text"
-        return self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+        pieces = self._chat_format.render_pieces(messages)
+        return self.tokenizer.encode_pieces(pieces, add_special_tokens=False)
 
 
 class _Said:

@@ -1,14 +1,17 @@
 """Reads what a model's headers say: its format, its sizes and the types of its tensors. Reads no weights."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.families.json_file import read_json_object
+from penstock.families.hf_config import HFConfig, UnsupportedModel
+from penstock.families.rope_config import context_length
 from penstock.gguf import GgufFile, is_gguf, read_gguf
+from penstock.gguf.json_file import read_json_object
 from penstock.weights.checkpoint import stored_tensors
 from penstock.weights.files import model_bytes
 
@@ -116,6 +119,9 @@ class LocalModelFacts:
         """The most tokens that the model was made for."""
         if self.gguf is None:
             value = self.config.get("max_position_embeddings")
+            if isinstance(value, int) and not str(self.config.get("model_type")).startswith("gemma3"):
+                with suppress(UnsupportedModel):
+                    value = context_length(HFConfig(self.config), value)
         else:
             value = self.gguf.metadata.get(f"{self.gguf.metadata.get('general.architecture')}.context_length")
         return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,5 +1,6 @@
 """Implements `penstock rm`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def find_removal(name: str, revision: str | None) -> "tuple[list[LocalModel], De
 
 def _refuse_others(name: str) -> None:
     """Raises ValueError for what is not in the cache, and says how it is removed."""
-    if name and Path(name).expanduser().exists():
+    if name and Path(os.path.expanduser(name)).exists():
         raise ValueError(f"{name} is your own; penstock rm removes models from Hugging Face's cache only: use rm")
     if name == EMBEDDED:
         raise ValueError(f"{name} is part of Penstock and cannot be removed")

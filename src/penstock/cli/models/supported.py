@@ -31,8 +31,10 @@ In bfloat16 Mamba 2's residual is in bfloat16 too, with any `residual_in_fp32`.
 Gemma 4's E2B and E4B run as one pipeline stage: layers read keys, values and embeddings that another stage would
 have.
 
-Two limits depend on the length of the context:
+Some limits depend on the length of the context:
 
+- Models with `"rope_type": "yarn"` or `"linear"` are served up to `factor` times the original length, or up to
+  `max_position_embeddings` if that is more, as in vLLM.
 - Models with LongRoPE (Phi 3 and 4-mini with long contexts) have one set of frequencies for up to
   `original_max_position_embeddings` tokens, and one for more. `--max-model-len` decides for all requests. With the
   short set, results are those of transformers at every length; with the long set they differ for prompts that would

@@ -7,6 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from penstock.cli.address import url_of
+from penstock.families import load_end_tokens
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def log_start(
             "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
             values,
         )
+    if prepared.spec.pooling is None:
+        log.info("answers end at %s", _end_tokens(prepared))
     if tls is not None:
         log.info("TLS certificate: %s", tls.certificate)
     seconds, url = time.monotonic() - started, url_of(sock, tls=tls is not None)
@@ -82,3 +85,11 @@ def _contents(resolved: "Resolved", info: "EngineInfo") -> list[str]:
         f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; at most {info.max_model_len:,} "
         f"in a request, {info.max_num_seqs} sequences at a time",
     ]
+
+
+def _end_tokens(prepared: "PreparedModel") -> str:
+    """Returns the tokens that end an answer, each with the files that name it."""
+    tokens = [
+        f"{token.text or 'token'} ({token.id}: {', '.join(token.files)})" for token in load_end_tokens(prepared.path)
+    ]
+    return " or ".join(tokens) or "max_tokens only: no file of the model names a token"

@@ -76,7 +76,7 @@ def _system(template: ChatTemplate) -> Iterator[Finding]:
     try:
         prompt = template.render([SYSTEM, *TURN])
     except ChatTemplateError as error:
-        yield Finding("system prompt", "warning", str(error), "put the instruction into the first user message")
+        yield Finding("system prompt", "warning", str(error), "nothing to change: the first user message has it")
         return
     if SYSTEM["content"] in prompt:
         yield Finding("system prompt", "ok", "is part of the prompt")
@@ -85,7 +85,7 @@ def _system(template: ChatTemplate) -> Iterator[Finding]:
             "system prompt",
             "warning",
             "the template leaves it out without an error",
-            "put the instruction into the first user message",
+            "nothing to change: the first user message has it",
         )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.families.checkpoint.safetensors_file import read_header
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
-from penstock.families.json_file import read_json_object
+from penstock.gguf.json_file import read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -14,11 +14,14 @@ _NAMED = 5  # tensors that an error names; it counts the others
 
 
 def tensors_of_folder(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name: of the index's shards, else of model.safetensors. Raises CheckpointError."""
-    if (folder / INDEX).is_file():
-        return _sharded(folder)
+    """The tensors of a checkpoint by name: of model.safetensors, else of the index's shards. Raises CheckpointError.
+
+    Of both, transformers reads model.safetensors: who saves a model into the folder of another leaves an index there.
+    """
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
+    if (folder / INDEX).is_file():
+        return _sharded(folder)
     unsafe = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
     if unsafe:
         raise CheckpointError(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
-from penstock.families.json_file import parse_json_object
 from penstock.gguf import describe_other
+from penstock.gguf.json_file import parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 

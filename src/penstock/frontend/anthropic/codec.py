@@ -27,6 +27,7 @@ class MessageCodec:
     """A message has text, thinking and tool_use blocks. In a stream, each has a start, deltas and a stop."""
 
     stream_type = STREAM_TYPE
+    heartbeat = _PING
 
     def __init__(self, context: ModelContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool) -> None:
         """`reader` divides the text; without it, all text is content. `thinking`: the message shows reasoning.

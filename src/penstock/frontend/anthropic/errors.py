@@ -2,7 +2,7 @@
 
 import orjson
 
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, ContextOverflow
 from penstock.frontend.http.asgi import Answer
 
 _OVERLOADED = 529
@@ -25,7 +25,13 @@ def encode_error(error: APIError) -> Answer:
 def error_body(error: APIError) -> bytes:
     status = _status(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": _message(error)}})
+
+
+def _message(error: APIError) -> str:
+    if isinstance(error, ContextOverflow):  # clients look for these words, and compact the conversation
+        return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+    return error.message
 
 
 def _status(error: APIError) -> int:

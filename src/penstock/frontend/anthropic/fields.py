@@ -1,5 +1,5 @@
-"""The parameters of Anthropic's API. Unknown parameters are refused by name, except in content blocks: clients send
-back the blocks of earlier answers, with fields of their own."""
+"""The parameters of Anthropic's API. Unknown parameters are refused by name, except in messages: clients send
+back those of earlier answers, with fields of their own."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ class ContentBlock(msgspec.Struct):
     content: str | list["ContentBlock"] | None = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
+class Message(msgspec.Struct):
     role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
     content: str | list[ContentBlock]
 

@@ -23,6 +23,9 @@ _SCANNED_AT_ONCE = 8 << 10  # bytes in a turn: 3 ms at worst
 
 _FORM_BYTES = 64 << 10  # of an upload beside its file
 
+_GOT_FLOAT = "got `float`"
+_WHOLE = re.compile(rb'((?<!\\)"[A-Za-z_]{1,40}"[ \t\r\n]*:[ \t\r\n]*-?[0-9]{1,18})\.0{1,18}(?=[ \t\r\n]*[,}])')
+_REWRITTEN = 1 << 20  # bytes of a body in which whole numbers are rewritten: 10 ms
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
@@ -81,7 +84,10 @@ async def read_upload(scope: Scope, receive: Receive, limits: RequestLimits) -> 
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decodes the body. Raises APIError 400, which names the parameter if one is wrong."""
+    """Decodes the body. Raises APIError 400, which names the parameter if one is wrong.
+
+    A whole number for an integer may be written as 40.0, as clients in Lua, R and JavaScript do.
+    """
     if not body:
         raise invalid("the body is empty; send a JSON object", code="invalid_json")
     try:
@@ -89,6 +95,11 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             body.decode()  # the decoder does not look into a msgspec.Raw
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        whole = body
+        if _GOT_FLOAT in str(error) and len(body) <= _REWRITTEN:
+            whole = _WHOLE.sub(rb"\1", body)
+        if whole != body:
+            return decode(decoder, whole)
         raise _invalid_value(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not valid JSON: {explain_json(body, str(error))}", code="invalid_json") from None

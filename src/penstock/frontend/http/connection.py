@@ -19,6 +19,7 @@ from penstock.frontend.limits import RequestLimits
 
 LINGER_SECONDS = 2.0  # for a refused client to read the answer, while what it still sends is dropped
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 TLS_HANDSHAKE = b"\x16"  # the first byte of one
 
 _log = logging.getLogger("penstock.connection")
@@ -135,7 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self._should_upgrade():
             return
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
-        self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
+        kind = _LingeringTransport if self.parser.get_http_version() != "1.0" else _UnchunkedTransport
+        self.cycle.transport = cast(asyncio.Transport, kind(self.transport, self._close))
         if too_many:
             raise self._too_many_pipelined()
         # The app answers 408 after body_timeout, or more for an upload. This later limit is for bodies that the app has
@@ -311,9 +313,41 @@ class _LingeringTransport:
     __slots__ = ("close", "is_closing", "write")
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+        self.write: Callable[[bytes], None] = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+class _UnchunkedTransport(_LingeringTransport):
+    """The same for a client of HTTP/1.0, which has no chunked coding (RFC 9112, section 6.1). uvicorn uses it all the
+    same: it is taken out here, and the connection's end is the answer's end."""
+
+    __slots__ = ("_chunked", "_write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        super().__init__(transport, close)
+        self._write = transport.write
+        self._chunked: bool | None = None  # None: the head of the answer was not written
+        self.write = self._write_plain
+
+    def _write_plain(self, data: bytes) -> None:
+        if self._chunked is None and not data.startswith(b"HTTP/1.1 100"):
+            head = data.replace(_CHUNKED, b"", 1)
+            self._chunked = len(head) < len(data)
+            self._write(head)
+        else:
+            self._write(_without_sizes(data) if self._chunked else data)
+
+
+def _without_sizes(chunks: bytes) -> bytes:
+    """The content of whole chunks."""
+    parts = []
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        count = int(size, 16)
+        parts.append(rest[:count])
+        chunks = rest[count + 2 :]
+    return b"".join(parts)
 
 
 def _check_authority(url: bytes, headers: list[tuple[bytes, bytes]]) -> None:

@@ -7,7 +7,7 @@ import orjson
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
-from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
 from penstock.frontend.kserve.errors import error_body
 
 FINAL = "triton_final_response"  # the parameter of a stream's last answer
@@ -17,6 +17,7 @@ class GenerateCodec:
     """Encodes answers of generate: the whole text, or in a stream the text of each event."""
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(self, head: dict[str, Any], echo: str) -> None:
         """`head` are the fields before the text. `echo` is put before the text."""

@@ -29,6 +29,7 @@ class OllamaCodec:
     """An answer of chat has a message; one of generate has the text, and the context of a next request."""
 
     stream_type = NDJSON
+    heartbeat = b" "  # before a line's JSON; an empty line would be an error to clients
 
     def __init__(
         self,

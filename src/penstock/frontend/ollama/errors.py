@@ -2,7 +2,7 @@
 
 import orjson
 
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, ContextOverflow
 from penstock.frontend.http.asgi import Answer
 
 
@@ -11,4 +11,7 @@ def encode_error(error: APIError) -> Answer:
 
 
 def error_body(error: APIError) -> bytes:
-    return orjson.dumps({"error": error.message})
+    message = error.message
+    if isinstance(error, ContextOverflow):
+        message = f"the input length exceeds the context length: {message}"
+    return orjson.dumps({"error": message})

@@ -53,6 +53,7 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
         messages=[*system, {"role": "user", "content": prompt}],
         variables=read_think(fields),
         earlier_ids=earlier,
+        param="prompt",
     )
     chat = read_request(fields, messages, ToolUse(), context.limits)
     part, reader = await prepare_chat(context, chat, len(body))

@@ -11,7 +11,7 @@ from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.http.sse import STREAM_TYPE
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
@@ -84,6 +84,7 @@ async def read_messages(
     for i, message in enumerate(fields.messages or ()):
         messages.append(_message(message, f"messages[{i}]", limits))
         await give_way(i)
+    _pair_results(messages)
     return ChatMessages(
         messages=messages,
         tools=tools,
@@ -94,7 +95,26 @@ async def read_messages(
     )
 
 
-def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping[str, Any]:
+def _pair_results(messages: Sequence[dict[str, Any]]) -> None:
+    """Gives calls and results without an id one: a result belongs to the first call that has none yet. Raises APIError
+    400 for a result of no call."""
+    open_calls: list[str] = []
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = call["id"] or f"call_{i}_{j}"
+            open_calls.append(call["id"])
+        if message["role"] != "tool":
+            continue
+        given = message["tool_call_id"] or next(iter(open_calls), None)
+        if given is None:
+            missing = f"messages[{i}].tool_call_id"
+            raise invalid(f"{missing} is missing; send the id of the call", missing, "missing_parameter")
+        message["tool_call_id"] = given
+        if given in open_calls:
+            open_calls.remove(given)
+
+
+def _message(message: ChatMessage, where: str, limits: RequestLimits) -> dict[str, Any]:
     role = ROLES.get(message.role)
     if role is None:
         raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
@@ -110,14 +130,12 @@ def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping
         optional["tool_calls"] = message_calls(message.tool_calls, where, limits)
     elif message.tool_calls:
         raise invalid(f"{where}.tool_calls is for role 'assistant'; leave it out", f"{where}.tool_calls")
+    shown = {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
     if role == "tool":
-        if message.tool_call_id is None:
-            missing = f"{where}.tool_call_id"
-            raise invalid(f"{missing} is missing; send the id of the call", missing, "missing_parameter")
-        optional["tool_call_id"] = message.tool_call_id
+        shown["tool_call_id"] = message.tool_call_id
     elif message.tool_call_id is not None:
         raise invalid(f"{where}.tool_call_id is for role 'tool'; leave it out", f"{where}.tool_call_id")
-    return {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
+    return shown
 
 
 async def _encode_prediction(prediction: Prediction, context: ModelContext) -> tuple[int, ...]:
@@ -148,7 +166,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
 def _top_logprobs(fields: ChatFields, context: RequestContext) -> int | None:
     """The number of alternatives for each token, or None for no logprobs."""
     if fields.top_logprobs is not None:
-        if not fields.logprobs:
+        if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", "top_logprobs")
         check_logprobs(fields.top_logprobs, "top_logprobs", context.limits)
     return (fields.top_logprobs or 0) if fields.logprobs else None
@@ -167,6 +185,7 @@ class ChatCodec:
     """Encodes chat completions as OpenAI does."""
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(self, context: ModelContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None) -> None:
         """`reader` divides the text; without it, all text is content."""

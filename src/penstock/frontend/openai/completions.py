@@ -14,7 +14,7 @@ from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
-from penstock.frontend.http.sse import STREAM_TYPE
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
@@ -145,6 +145,7 @@ class CompletionCodec:
     """Encodes completions as OpenAI does."""
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(
         self,

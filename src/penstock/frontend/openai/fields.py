@@ -99,16 +99,11 @@ class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     suffix: str | None = None  # for models with fill-in-the-middle tokens
 
 
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content. Types other than text are decoded so that the error can name them."""
+class ContentPart(msgspec.Struct):
+    """A part of a message's content. Fields of other servers and clients, such as `cache_control`, are ignored."""
 
     type: str
     text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    video_url: Any = None
-    file: Any = None
-    refusal: Any = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -119,16 +114,17 @@ class CalledFunction(msgspec.Struct):
 class MessageToolCall(msgspec.Struct):
     """A tool call of an earlier answer. Clients copy it with fields of their own, which are ignored."""
 
-    id: str
     function: CalledFunction
-    type: str = "function"
+    id: str | None = None
+    type: str | None = "function"
 
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message. Fields that clients copy from an earlier answer are accepted if they are empty."""
+class ChatMessage(msgspec.Struct):
+    """A message. Clients copy messages of earlier answers, of this server and of others, with all their fields: unknown
+    ones are ignored."""
 
     role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None

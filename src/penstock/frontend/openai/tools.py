@@ -27,12 +27,13 @@ def read_tools(fields: ChatFields, model: ServedModel, limits: RequestLimits) ->
 
 
 def message_calls(calls: Sequence[MessageToolCall], where: str, limits: RequestLimits) -> list[dict[str, Any]]:
-    """Returns the calls of an earlier answer. Raises APIError 400 for too many, or arguments that are too long."""
+    """Returns the calls of an earlier answer; an id may be missing. Raises APIError 400 for too many, or arguments that
+    are too long."""
     check_calls(len(calls), f"{where}.tool_calls", limits)
     result = []
     for i, call in enumerate(calls):
         name = f"{where}.tool_calls[{i}]"
-        if call.type != "function":
+        if call.type not in (None, "function"):
             raise invalid(f'{name}.type is {call.type[:40]!r}; it must be "function"', f"{name}.type")
         arguments = call.function.arguments
         if isinstance(arguments, str):

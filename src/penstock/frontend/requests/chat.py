@@ -15,6 +15,7 @@ from penstock.frontend.requests.reply import ReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
 from penstock.text.prompts import Encoded
 
+_BILLING = "x-anthropic-billing-header:"
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 
 
@@ -28,6 +29,7 @@ class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False  # the answer goes on where the last message ends
     add_special_tokens: bool = False
     earlier_ids: tuple[int, ...] = ()  # tokens before the messages
+    param: str = "messages"  # the prompt's name in errors
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSource | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"  # its name in errors
-    prompt_param: str = "messages"  # the same of the prompt
     shorten: bool = False  # a limit beyond the context is lowered, instead of refused
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -60,10 +61,10 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
     prompt = await encode_messages(context, chat.prompt, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
-        wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt_param))
+        wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt.param))
     limit = output_limit(
         context,
-        (chat.prompt_param, len(prompt.ids)),
+        (chat.prompt.param, len(prompt.ids)),
         wanted,
         most_tokens(options.n, chat.logprobs, limits),
         chat.max_tokens_param,
@@ -91,18 +92,29 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
 async def encode_messages(context: ModelContext, prompt: ChatMessages, body_size: int) -> Encoded:
     """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
     if not prompt.messages:
-        raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
+        raise invalid(f"{prompt.param} is empty; send at least one message", prompt.param, "empty_prompt")
     if reserved := _TEMPLATE_OWN & prompt.variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
     encoded = await encode_chat(
         context.model,
-        prompt.messages,
+        _without_volatile_head(prompt.messages),
         add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
         continue_final_message=prompt.continues,
         add_special_tokens=prompt.add_special_tokens,
         variables=prompt.variables,
         tools=prompt.tools,
         body_size=body_size,
+        param=prompt.param,
     )
     return Encoded(prompt.earlier_ids + encoded.ids, encoded.end)
+
+
+def _without_volatile_head(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The messages without the line that Claude Code puts before its system prompt. The line is meant for Anthropic's
+    servers, and another one in every request: the prompt would be cached up to there only."""
+    first = messages[0]
+    if first["role"] != "system" or not (first["content"] or "").startswith(_BILLING):
+        return messages
+    content = first["content"].partition("\n")[2].lstrip("\n")
+    return [{**first, "content": content}, *messages[1:]] if content or len(messages) == 1 else messages[1:]

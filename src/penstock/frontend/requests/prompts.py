@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.frontend.errors import APIError, digits, invalid
+from penstock.frontend.errors import APIError, ContextOverflow, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
@@ -38,6 +38,7 @@ async def encode_chat(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
     body_size: int,
+    param: str,
 ) -> Encoded:
     """The prompt of messages, rendered with the model's chat template.
 
@@ -45,10 +46,10 @@ async def encode_chat(
     the request's body in bytes: rendering takes time for empty messages and for variables, too.
     """
     if model.tokenizer.chat_template is None:
-        raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
+        raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", param, "no_chat_template")
     question = EncodeChat(messages, tools, add_generation_prompt, continue_final_message, add_special_tokens, variables)
     size = sum(len(message["content"] or "") for message in messages)
-    return await encode_prompt(model, question, body_size, "messages", chars=size)
+    return await encode_prompt(model, question, body_size, param, chars=size)
 
 
 async def encode_prompt(
@@ -66,7 +67,7 @@ async def encode_prompt(
             raise APIError(429, f"{MAX_WAITING} large prompts wait to be tokenised; send it again later", retry_after=1)
         return await model.large_prompts.in_thread(partial(model.prompt_workers.encode, question))
     except PromptTooLong as error:
-        raise invalid(f"{param} {error}", param, "context_length_exceeded") from error
+        raise ContextOverflow(param, error.tokens, model.max_model_len, counted=False) from error
     except PromptTooSlow as error:
         raise invalid(f"{param} {error}", param, "prompt_too_slow") from error
     except (ChatTemplateError, TokenizerError) as error:
@@ -91,10 +92,5 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
     """The number of tokens that fit after a prompt. Raises APIError 400 if none do."""
     left = model.max_model_len - prompt_tokens
     if left < 1:
-        raise invalid(
-            f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens} tokens: "
-            "none are left for an answer; shorten it",
-            param,
-            "context_length_exceeded",
-        )
+        raise ContextOverflow(param, prompt_tokens, model.max_model_len)
     return left

@@ -12,7 +12,8 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.reply import ToolChoice, ToolUse
 from penstock.frontend.served import ServedModel
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Names as Anthropic's API and MCP allow them; OpenAI's allows 64 characters.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LONG_NUMBER = re.compile(r"\d{19}")  # shorter integers have fewer than 64 bits
 _CHOICES: Mapping[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
 
@@ -158,7 +159,7 @@ def _check_tool(tool: Mapping[str, Any], where: str, within: str, schema: str) -
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(
-            f"{where}name is {str(name)[:80]!r}; it must have 1 to 64 letters, digits, '_', '-' or '.'", f"{where}name"
+            f"{where}name is {str(name)[:80]!r}; it must have 1 to 128 letters, digits, '_', '-' or '.'", f"{where}name"
         )
     description, parameters = function.get("description"), function.get("parameters")
     if not isinstance(description, str | None):

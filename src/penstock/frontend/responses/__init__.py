@@ -1,10 +1,10 @@
 """OpenAI's Responses API."""
 
 from penstock.frontend.describe import Operation
-from penstock.frontend.error_body import encode_error
 from penstock.frontend.requests.pages import QUERY
 from penstock.frontend.responses import answers
 from penstock.frontend.responses.create import count_input_tokens, create_response
+from penstock.frontend.responses.errors import encode_error
 from penstock.frontend.responses.fields import PromptFields, ResponseFields
 from penstock.frontend.responses.socket import ResponseSocket
 from penstock.frontend.responses.stored import cancel_response, delete_response, list_input_items, show_response

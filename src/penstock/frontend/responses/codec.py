@@ -8,7 +8,7 @@ import orjson
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
-from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
 from penstock.frontend.requests.reply import ReplyReader, join_parts, read_parts
 from penstock.text.calls import Part
 
@@ -18,6 +18,7 @@ class ResponseCodec:
     its end, and every event has a sequence number."""
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(self, answer_id: str, fields: dict[str, Any], reader: ReplyReader | None) -> None:
         """`fields` are those of the response that the request determines. `reader` divides the text; without it, all

@@ -19,14 +19,21 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.frontend.responses.codec import ResponseCodec
 from penstock.frontend.responses.fields import INCLUDABLE, Item, PromptFields, ResponseFields, TextFields
 from penstock.frontend.responses.items import stored_items
-from penstock.frontend.responses.prompt import read_grammar, read_prompt, read_tools
+from penstock.frontend.responses.prompt import (
+    function_tools,
+    ignored_tools,
+    read_grammar,
+    read_prompt,
+    read_tools,
+)
 from penstock.frontend.storage import responses
 from penstock.messages import SamplingParams
 
 _decoder = msgspec.json.Decoder(ResponseFields)
 _prompts = msgspec.json.Decoder(PromptFields)
 _items = msgspec.json.Decoder(list[Item])
-_log = logging.getLogger("penstock.storage")
+_log = logging.getLogger("penstock.frontend")
+_storage_log = logging.getLogger("penstock.storage")
 
 
 async def create_response(body: bytes, context: RequestContext) -> Call:
@@ -56,14 +63,17 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
         grammar=read_grammar(fields),
         max_tokens=fields.max_output_tokens,
         max_tokens_param="max_output_tokens",
-        prompt_param="input",
     )
     part, reader = await prepare_chat(context, chat, size + (0 if chain is None else chain.size))
     store = context.storage is not None and fields.store is not False
     shown = _shown_fields(fields, context, part.request.sampling, use)
     codec = ResponseCodec(context.id, {**shown, "metadata": metadata, "store": store}, reader)
     keep = partial(_keep, context, codec, chain, items) if store else None
-    return Call(context, (part,), codec, bool(fields.stream), "chat", keep)
+    ignored = ignored_tools(fields)
+    if ignored:
+        _log.info("response resp_%s leaves out tools that this server does not have: %s", context.id, ignored)
+    headers = {"x-ignored-tools": ignored} if ignored else {}
+    return Call(context, (part,), codec, bool(fields.stream), "chat", keep, headers)
 
 
 async def count_input_tokens(body: bytes, context: RequestContext) -> bytes:
@@ -118,7 +128,7 @@ async def _keep(
     try:
         await context.storage.run(store)
     except APIError as error:
-        _log.error("response %s is not stored: %s", response_id, error.message)
+        _storage_log.error("response %s is not stored: %s", response_id, error.message)
 
 
 def _shown_fields(
@@ -143,7 +153,7 @@ def _shown_fields(
         "temperature": sampling.temperature,
         "text": _shown_text(fields.text),
         "tool_choice": fields.tool_choice or "auto",
-        "tools": [_shown_tool(tool) for tool in fields.tools or ()],
+        "tools": [_shown_tool(tool) for tool in function_tools(fields)],
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": fields.user,

@@ -84,6 +84,7 @@ class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     priority: int | None = None
     # accepted without effect
+    client_metadata: Any = None  # of Codex
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -1,5 +1,6 @@
 """Turns the items, tools and formats of a response's request into those that chat templates take."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.frontend.served import ServedModel
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_SHOWN = 8  # tools in a header
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
@@ -42,18 +44,31 @@ async def read_prompt(
             check_calls(len(message["tool_calls"]), "input", limits)
     effort = None if fields.reasoning is None else fields.reasoning.effort
     variables = reasoning_variables(effort, "reasoning.effort")
-    return ChatMessages(messages=messages, tools=use.tools, variables=variables)
+    return ChatMessages(messages=messages, tools=use.tools, variables=variables, param="input")
+
+
+def function_tools(fields: PromptFields) -> list[dict[str, Any]]:
+    """The tools of a request that this server has: those that the client runs."""
+    return [tool for tool in fields.tools or () if tool.get("type") == "function"]
+
+
+def ignored_tools(fields: PromptFields) -> str:
+    """The types and names of the other tools, "custom apply_patch, web_search"; "" if there are none. Agents send them
+    with every request, whatever the server has."""
+    others = [tool for tool in fields.tools or () if tool.get("type") != "function"]
+    shown = [" ".join(_plain(tool[key]) for key in ("type", "name") if key in tool) for tool in others[:_SHOWN]]
+    return ", ".join(shown + [f"and {len(others) - _SHOWN} more"] * (len(others) > _SHOWN))
+
+
+def _plain(value: Any) -> str:
+    """A client's text as a header can have it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", str(value)[:64])
 
 
 def read_tools(fields: PromptFields, model: ServedModel, limits: RequestLimits) -> ToolUse:
     """The tools that the answer may call. Raises APIError 400 that names the parameter."""
     tools = []
-    for i, tool in enumerate(fields.tools or ()):
-        kind = tool.get("type")
-        if kind != "function":
-            name = f"tools[{i}].type"
-            message = f'{name} is {str(kind)[:40]!r}, which this server does not have; send tools of type "function"'
-            raise invalid(message, name, "unsupported_parameter")
+    for tool in function_tools(fields):
         function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
         tools.append({"type": "function", "function": function})
     known = check_tools(tools, limits, within="")

@@ -10,7 +10,7 @@ from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
 from penstock.frontend.requests.logprobs import finite
 from penstock.frontend.tgi.errors import error_body
 from penstock.messages import TokenLogprobs, unpack_rows
@@ -24,6 +24,7 @@ class GenerateCodec:
     """
 
     stream_type = STREAM_TYPE
+    heartbeat = HEARTBEAT
 
     def __init__(
         self, context: ModelContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool

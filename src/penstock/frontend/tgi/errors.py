@@ -2,7 +2,7 @@
 
 import orjson
 
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, ContextOverflow
 from penstock.frontend.http.asgi import Answer
 
 _STATUSES = {400: 422, 500: 424, 503: 429}  # TGI's, where they differ
@@ -15,4 +15,7 @@ def encode_error(error: APIError) -> Answer:
 
 def error_body(error: APIError) -> bytes:
     kind = _TYPES.get(_STATUSES.get(error.status, error.status), "validation")
-    return orjson.dumps({"error": error.message, "error_type": kind})
+    message = error.message
+    if isinstance(error, ContextOverflow):
+        message = f"Input validation error: `inputs` must have less than {error.limit} tokens. Given: {error.tokens}"
+    return orjson.dumps({"error": message, "error_type": kind})

@@ -45,7 +45,8 @@ async def _read(fields: GenerateFields, context: RequestContext, *, streams: boo
     refuse_unsupported(given, "parameters.")
     samples = given.do_sample or given.top_k is not None or given.top_p is not None
     sampling = {"temperature": 1.0 if samples else 0.0, **given_sampling(given)}
-    options = GenerationOptions(stop=stop_strings(given.stop), seed=given.seed, sampling=sampling)
+    # TGI's text ends with the stop string.
+    options = GenerationOptions(stop=stop_strings(given.stop), include_stop=True, seed=given.seed, sampling=sampling)
     check_options(options, context.limits)
     k = given.top_n_tokens or 0
     check_logprobs(k, "parameters.top_n_tokens", context.limits)

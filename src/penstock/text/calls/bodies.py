@@ -6,7 +6,9 @@ Once a reader has begun a call, it returns True: the arguments are then what the
 
 import ast
 import json
+import math
 import re
+from collections.abc import Mapping, Set
 from typing import Any
 
 from penstock.text.calls.cursor import Cursor, Markers, Reading
@@ -14,7 +16,17 @@ from penstock.text.calls.formats import JsonArguments, JsonObject, PythonCall, T
 from penstock.text.calls.parts import PartWriter
 
 _NAME_CHARS = 256
+_BLANKS_AFTER_VALUE = 256  # more of them are part of the value
 _KEYS = frozenset(("id", "type", "name", "arguments", "parameters"))
+_KINDS: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -33,7 +45,7 @@ def read_body(format: ToolFormat, cursor: Cursor, writer: PartWriter) -> Reading
                 yield from cursor.after_blanks(format.mid.strip())
             if isinstance(body, JsonArguments):
                 return (yield from _json_arguments(name, written_id, cursor, writer))
-            yield from _tagged(name, body, cursor, writer)
+            yield from _tagged(name, format, body, cursor, writer)
             return True
 
 
@@ -153,11 +165,11 @@ def _decoded(text: str) -> str | None:
     return value
 
 
-def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter) -> Reading[None]:
+def _tagged(name: str, format: ToolFormat, body: TaggedArguments, cursor: Cursor, writer: PartWriter) -> Reading[None]:
     writer.call(name, None)
     properties = writer.schemas.get(name, {}).get("properties")
     types = properties if isinstance(properties, dict) else {}
-    key_close, value_close = Markers((body.key_close.strip(),)), Markers((body.value_close,))
+    key_close = Markers((body.key_close.strip(),))
     count = 0
     while (yield from cursor.after_blanks(body.key_open)):
         key = yield from cursor.before(key_close, _NAME_CHARS)
@@ -169,17 +181,23 @@ def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter
         key = key.strip()
         writer.arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
-        yield from _tagged_value(is_text(types.get(key)), body, value_close, cursor, writer)
+        yield from _tagged_value(types.get(key), format, body, cursor, writer)
     writer.arguments("{}" if not count else "}")
 
 
 def _tagged_value(
-    is_text: bool, body: TaggedArguments, close: Markers, cursor: Cursor, writer: PartWriter
+    schema: Any, format: ToolFormat, body: TaggedArguments, cursor: Cursor, writer: PartWriter
 ) -> Reading[None]:
-    """Reads one value up to its closing tag. A text is passed on as it arrives."""
+    """Reads one value up to its closing tag. A text is passed on as it arrives.
+
+    A value may contain the tag itself, as files do that a tool writes. It ends at a tag that another argument, the end
+    of the call, another call, or nothing follows.
+    """
+    plain = is_text(schema)
+    close, followers = Markers((body.value_close,)), format.after_value
     if body.line_breaks:
         yield from cursor.literal("\n")
-    if is_text:
+    if plain:
         writer.arguments('"')
     parts: list[str] = []
     held = ""  # a line break that may precede the closing tag
@@ -188,18 +206,23 @@ def _tagged_value(
         text = held + text
         held = "\n" if body.line_breaks and text.endswith("\n") else ""
         text = text[: len(text) - len(held)]
-        if is_text:
+        if plain:
             writer.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             parts.append(text)
-        if marker is not None or cursor.ended:
+        if marker is not None:
+            if (yield from cursor.followed_by(followers, _BLANKS_AFTER_VALUE)):
+                break
+            held += marker
+        elif cursor.ended:
             break
-        yield
+        else:
+            yield
     if marker is None and held:  # the text ended inside the value
         parts.append(held)
-        if is_text:
-            writer.arguments("\\n")
-    writer.arguments('"' if is_text else _as_json("".join(parts)))
+        if plain:
+            writer.arguments(json.dumps(held)[1:-1])
+    writer.arguments('"' if plain else _as_json("".join(parts), _kinds_of(schema)))
 
 
 def is_text(schema: Any) -> bool:
@@ -213,17 +236,46 @@ def is_text(schema: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _as_json(text: str) -> str:
-    """Returns a value that is not declared as text: as it is if it is JSON, else as a string."""
-    text = text.strip()
+def _as_json(text: str, kinds: Set[str]) -> str:
+    """Returns a value that is not declared as text alone: as it is if it is JSON, else as a string.
+
+    `kinds` are those that the value may have; if a string is one of them, JSON of another kind is a string, too.
+    """
+    value = text.strip()
+    kind, word = "string", value.lower()
     try:
-        json.loads(text)
+        kind = _KINDS[type(json.loads(value, parse_constant=_refuse_constant))]
     except (ValueError, RecursionError):
-        word = text.lower()
         if word in ("true", "false"):
-            return word
-        return "null" if word in ("none", "null") else json.dumps(text, ensure_ascii=False)
-    return text
+            kind, value = "boolean", word
+        elif word in ("none", "null"):
+            kind, value = "null", "null"
+        else:
+            return json.dumps(text if "string" in kinds else value, ensure_ascii=False)
+    fits = kind in kinds or (kind == "integer" and "number" in kinds) or "string" not in kinds
+    return value if fits else json.dumps(text, ensure_ascii=False)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _kinds_of(schema: Any) -> Set[str]:
+    """Returns the kinds of JSON values that a schema declares, such as "string"; none if it does not name them all."""
+    if not isinstance(schema, dict):
+        return set()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {one for one in kind if isinstance(one, str)}
+    if isinstance(values := schema.get("enum"), list):
+        return {_KINDS[type(value)] for value in values}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list):
+            each = [_kinds_of(choice) for choice in choices]
+            return frozenset().union(*each) if all(each) else frozenset()
+    return set()
 
 
 def _python_call(cursor: Cursor, writer: PartWriter) -> Reading[bool]:
@@ -275,6 +327,7 @@ def _parse_call(text: str, writer: PartWriter) -> tuple[str, dict[str, Any]] | N
         keys = list(properties) if isinstance(properties, dict) else []
         values = {key: _value(item) for key, item in zip(keys, node.args, strict=False)}
         values |= {item.arg: _value(item.value) for item in node.keywords if item.arg is not None}
+        values = {key: _finite(value) for key, value in values.items()}
         json.dumps(values, ensure_ascii=False).encode()
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return None
@@ -295,4 +348,16 @@ def _value(node: ast.expr) -> Any:
     value = ast.literal_eval(node)
     if not isinstance(value, str | int | float | bool | list | dict | tuple | None):
         raise ValueError("no JSON value")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have, such as 1e999."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
     return value

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.text.calls.arguments import read_object
 from penstock.text.calls.formats import (
     PLAIN_JSON,
     REASONING_FORMATS,
@@ -18,6 +19,8 @@ from penstock.text.calls.formats import (
     find_reasoning_format,
     find_tool_format,
 )
+from penstock.text.calls.markers import MarkerTexts, new_mark
+from penstock.text.calls.roles import RoleRules, arranged, find_rules
 from penstock.text.calls.writing import WrittenCall, write_calls
 from penstock.text.errors import ChatTemplateError
 from penstock.text.template import ChatTemplate
@@ -71,6 +74,11 @@ class ChatFormat:
         texts = {tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids}
         of_reasoning = _within(texts, self.reasoning)
         self.special = of_reasoning | _within(texts, self.tools)
+        kept = of_reasoning if isinstance(self.reasoning, ReasoningFormat) else {}
+        self._markers = MarkerTexts(tokenizer.special_texts)
+        self._markers_of_assistant = (
+            MarkerTexts(tokenizer.special_texts.keys() - kept.keys()) if kept else self._markers
+        )
         self._shown = frozenset(of_reasoning.values()), frozenset(self.special.values())
 
     def shown(self, *, tools: bool) -> frozenset[int]:
@@ -101,7 +109,46 @@ class ChatFormat:
             tools = None
         if tools and isinstance(self.tools, ChannelFormat):
             tools = [_described(tool) for tool in tools]
+        messages = arranged(messages, self._rules_with_tools if tools else self._rules)
         return template.render(messages, tools=tools, **options)
+
+    def render_pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Returns the prompt, as `render` does, in the pieces that `Tokenizer.encode_pieces` takes.
+
+        Only the template writes special tokens. A text in a message that spells one is cut after its first character,
+        so that it stays text. The assistant's messages may have the markers of reasoning, which templates look for.
+        """
+        mark = new_mark()
+        try:
+            shown = [
+                (self._markers_of_assistant if message["role"] == "assistant" else self._markers).broken(message, mark)
+                for message in messages
+            ]
+            tools, options = self._markers.broken(tools, mark), self._markers.broken(options, mark)
+        except RecursionError as error:
+            raise ChatTemplateError("the messages are nested too deeply; flatten them") from error
+        return self.render(shown, tools=tools, **options).split(mark)
+
+    @functools.cached_property
+    def _rules(self) -> RoleRules:
+        return self._find_rules(None)
+
+    @functools.cached_property
+    def _rules_with_tools(self) -> RoleRules:
+        """The rules of requests with tools, for which a model may have another template."""
+        return self._find_rules([_PROBE_TOOL])
+
+    def _find_rules(self, tools: Sequence[Mapping[str, Any]] | None) -> RoleRules:
+        form = self._call_form
+        call = [] if form is None else [_shaped(message, form) for message in _probe()]
+        return find_rules(functools.partial(self._checked_template.render, tools=tools), call)
 
     @property
     def _checked_template(self) -> ChatTemplate:
@@ -200,14 +247,15 @@ def _shaped(message: Mapping[str, Any], form: _CallForm) -> dict[str, Any]:
     return message
 
 
-def _parsed(arguments: Any) -> Any:
-    """Returns the arguments of a call as an object. Those that are no JSON stay text, as the model wrote them."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
+def _parsed(arguments: Any) -> Mapping[str, Any]:
+    """Returns the arguments of a call as an object, which templates iterate over.
+
+    Arguments that a model wrote wrongly, or not to their end, are read as far as they can be: else every later request
+    of the conversation would fail.
+    """
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _probe() -> list[dict[str, Any]]:
@@ -238,9 +286,7 @@ def _flat(
             results = []
         if calls := message.get("tool_calls"):
             functions = [(call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
-            text = write_calls(
-                format, [WrittenCall(name, args if isinstance(args, dict) else {}) for name, args in functions]
-            )
+            text = write_calls(format, [WrittenCall(name, arguments) for name, arguments in functions])
             content = message.get("content")
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = f"{content}\n{text}" if content else text

@@ -6,7 +6,7 @@ resumes the generator once more.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +15,7 @@ Reading: TypeAlias = Generator[None, None, T]
 
 _OUTSIDE = re.compile(r'[{}\[\]"]')
 _IN_STRING = re.compile(r'["\\]')
+_BLANKS = re.compile(r"\s*")
 
 
 class Cursor:
@@ -89,6 +90,19 @@ class Cursor:
         """Consumes whitespace, then `text` if it comes next. Returns True if it did."""
         yield from self.blanks()
         return (yield from self.literal(text))
+
+    def followed_by(self, texts: Sequence[str], blanks: int) -> Reading[bool]:
+        """Returns True if one of `texts`, or the end of the text, comes next, after at most so many blanks. Consumes
+        nothing."""
+        while True:
+            found = _BLANKS.match(self._text, self._at)
+            start = self._at if found is None else found.end()
+            rest = self._text[start : start + max(map(len, texts))]
+            if start - self._at > blanks or any(rest.startswith(text) for text in texts):
+                return start - self._at <= blanks
+            if self.ended or not any(text.startswith(rest) for text in texts):
+                return any(text.startswith(rest) for text in texts)
+            yield
 
     def before(self, ends: "Markers", limit: int) -> Reading[str | None]:
         """Consumes and returns the text before the first of `ends`. The end itself is not consumed.

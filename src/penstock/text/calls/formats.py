@@ -82,6 +82,14 @@ class ToolFormat:
         return (self.begin.strip(),) if self.begin else tuple(text.strip() for text in self.head)
 
     @property
+    def after_value(self) -> tuple[str, ...]:
+        """The texts of which one follows the last tag of a tagged argument: another argument, or the call's end. A
+        model may leave out the end, and begin another call."""
+        assert isinstance(self.body, TaggedArguments)
+        texts = (self.body.key_open, *self.tail, self.end, *self.head)
+        return tuple(text.strip() for text in texts if text.strip())
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """All fixed texts of the format that may be special tokens."""
         body = self.body

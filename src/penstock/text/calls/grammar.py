@@ -111,6 +111,10 @@ class _Rules:
             for piece in pieces
         )
 
+    def before_special(self, text: str) -> str:
+        """Returns the part of a text before its first special token."""
+        return self._split.split(text)[0]
+
     def up_to(self, name: str, end: str, sizes: str = "*") -> str:
         """Returns a rule for any text that ends with the first `end`. `sizes` is a quantifier of its characters."""
         if self.is_special(end):
@@ -196,7 +200,8 @@ def _body(tools: ToolFormat, name: str, schema: Mapping[str, Any], rules: _Rules
         case JsonArguments():
             pieces = (rules.literal(opening + written), number, rules.literal(tools.mid), _json(schema), tail)
         case TaggedArguments() as tags:
-            pieces = (rules.literal(opening + written + tools.mid), _tagged(rule, tags, schema, rules), tail)
+            arguments = _TaggedRules(rule, tags, schema, "".join(tools.tail), rules)
+            pieces = (rules.literal(opening + written + tools.mid), arguments.whole())
         case PythonCall():
             pieces = (rules.literal(f"{opening}{name}("), _python(rule, schema, rules), rules.literal(")"), tail)
     return " ".join(filter(None, pieces))
@@ -234,24 +239,77 @@ def _arguments(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
     return [(key, value, key in required) for key, value in properties.items()]
 
 
-def _tagged(rule: str, tags: TaggedArguments, schema: Mapping[str, Any], rules: _Rules) -> str:
-    line = "\n" if tags.line_breaks else ""
-    pieces = []
-    for i, (key, value, needed) in enumerate(_arguments(schema)):
-        opening = f"{tags.opening(key)}{line}"
-        closing = f"{line}{tags.value_close}"
-        name = f"{rule}_{i}"
-        text = isinstance(value, dict) and is_text(value)
-        if text and "enum" not in value and "const" not in value:
-            body = rules.up_to(f"{name}_text", closing, _sizes(value))
-        elif text:
-            words = [str(word) for word in value.get("enum", [value.get("const")])]
-            body = f"({' | '.join(rules.literal(word) or json.dumps('') for word in words)}) {rules.literal(closing)}"
-        else:
-            body = f"{_value(value, schema)} {rules.literal(closing)}"
-        rules.add(name, f"{rules.literal(opening)} {body} {rules.literal(tags.between)}")
-        pieces.append(name if needed else f"{name}?")
-    return " ".join(pieces)
+class _TaggedRules:
+    """Makes the rules of tagged arguments, in the schema's order, and of the end of their call.
+
+    A text may contain its closing tag. It ends where another argument or the end of the call follows the tag, as the
+    parser reads it. So the tag and what follows are one lexeme, unless a special token is among them.
+    """
+
+    def __init__(self, name: str, tags: TaggedArguments, schema: Mapping[str, Any], end: str, rules: _Rules) -> None:
+        self._name = name
+        self._tags = tags
+        self._schema = schema
+        self._end = end  # of the call
+        self._rules = rules
+        self._line = "\n" if tags.line_breaks else ""
+        self._closing = f"{self._line}{tags.value_close}"
+        self._arguments = _arguments(schema)
+        followers = [rules.before_special(tags.between + text).strip() for text in (tags.key_open, end)]
+        self._one_lexeme = bool(rules.before_special(tags.value_close)) and all(followers)
+        self._later: dict[int, str] = {}  # rules of argument i or, if that is optional, a later one, behind `key_open`
+
+    def whole(self) -> str:
+        """Returns all arguments and the end of the call."""
+        for index in reversed(range(len(self._arguments))):
+            self._later[index] = self._argument(index)
+        return self._rest(0)
+
+    def _rest(self, index: int, before: str = "") -> str:
+        """Returns what follows argument `index - 1`: a later argument, or the end. `before` precedes it."""
+        literal = self._rules.literal
+        ways = [f"{literal(before + self._tags.key_open)} {self._later[index]}"] if self._has(index) else []
+        if self._may_end(index):
+            ways.append(literal(before + self._end))
+        return f"({' | '.join(ways)})"
+
+    def _has(self, index: int) -> bool:
+        return index < len(self._arguments)
+
+    def _may_end(self, index: int) -> bool:
+        return not any(needed for _, _, needed in self._arguments[index:])
+
+    def _argument(self, index: int) -> str:
+        key, value, needed = self._arguments[index]
+        opening = self._tags.opening(key).removeprefix(self._tags.key_open)
+        ways = [f"{self._rules.literal(opening + self._line)} {self._value(index, value)}"]
+        if not needed and self._has(index + 1):
+            ways.append(self._later[index + 1])
+        return self._rules.add(f"{self._name}_{index}", " | ".join(ways))
+
+    def _value(self, index: int, schema: Any) -> str:
+        """Returns a value, its closing tag, and the rest of the call."""
+        after = self._closing + self._tags.between
+        if not (isinstance(schema, dict) and is_text(schema)):
+            return f"{_value(schema, self._schema)} {self._rest(index + 1, after)}"
+        if "enum" in schema or "const" in schema:
+            words = [str(word) for word in schema.get("enum", [schema.get("const")])]
+            each = " | ".join(self._rules.literal(word) or json.dumps("") for word in words)
+            return f"({each}) {self._rest(index + 1, after)}"
+        return self._text(f"{self._name}_{index}", index, _sizes(schema))
+
+    def _text(self, name: str, index: int, sizes: str) -> str:
+        rules, tags = self._rules, self._tags
+        if not self._one_lexeme:
+            return f"{rules.up_to(f'{name}_text', self._closing, sizes)} {self._rest(index + 1, tags.between)}"
+        after, ways = self._closing + tags.between, []
+        if self._has(index + 1):
+            ways.append(f"{rules.up_to(f'{name}_more', after + tags.key_open, sizes)} {self._later[index + 1]}")
+        if self._may_end(index + 1):
+            end = rules.before_special(after + self._end)
+            rest = rules.literal((after + self._end).removeprefix(end))
+            ways.append(f"{rules.up_to(f'{name}_last', end, sizes)} {rest}")
+        return f"({' | '.join(ways)})"
 
 
 def _sizes(schema: Mapping[str, Any]) -> str:

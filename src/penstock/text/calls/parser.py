@@ -196,11 +196,12 @@ class MessageParser:
         yield
         starts = Markers((*format.starts, *format.ends))
         body = Markers((format.message,))
-        in_header = prompt_end.rstrip().endswith(f"{format.starts[0]}assistant")
+        in_header = first = prompt_end.rstrip().endswith(f"{format.starts[0]}assistant")
         while True:
             at = self._position
             if in_header:
-                header = yield from self._header(body)
+                header = yield from self._header(body, starts if first else None)
+                first = False
                 if header is None:
                     return
                 if (yield from self._channel_call(format, header)):
@@ -219,15 +220,21 @@ class MessageParser:
             self._writer.marker()
             in_header = marker in format.starts
 
-    def _header(self, body: Markers) -> Reading[str | None]:
-        """Returns a header. Returns None at the end of the text; a header that never ends becomes content."""
+    def _header(self, body: Markers, starts: Markers | None) -> Reading[str | None]:
+        """Returns a header. Returns None at the end of the text; a header that never ends becomes content.
+
+        With `starts`, a text that has none of these and no recipient is an answer without a header.
+        """
         cursor = self._cursor
         text = yield from cursor.before(body, _HEADER_CHARS)
         if text is None:
             if not cursor.ended:
                 self._writer.text("content", cursor.take(_HEADER_CHARS))
                 return ""
-            cursor.take(cursor.rest)
+            rest = cursor.take(cursor.rest)
+            if starts is not None and not rest.lstrip().startswith("to="):
+                self._writer.text("content", starts.pattern.split(rest)[0])
+                self._writer.finish("content")
             return None
         cursor.up_to(body)
         self._writer.marker()

@@ -51,6 +51,8 @@ class PartWriter:
         self._id_style = id_style
         self._parts: list[Part] = []
         self._blanks = ""  # held back: dropped if a marker follows, else part of the text
+        self._gap = ""  # between the content before calls and the content after them
+        self._has_content = False
         self._after_marker = False
         self._calls = 0
         self._argument_chars = 0
@@ -67,8 +69,11 @@ class PartWriter:
         if not text:
             return
         self._after_marker = False
+        if kind == "content":
+            text, self._gap = self._gap + text, ""
         text = self._blanks + text
         shown = text.rstrip()
+        self._has_content = self._has_content or bool(shown and kind == "content")
         self._blanks = text[len(shown) :]
         self._add(Part(kind, shown))
 
@@ -90,6 +95,8 @@ class PartWriter:
                 f"the answer has more than {self.limits.calls} tool calls, which is the limit; send "
                 "parallel_tool_calls: false, or a lower max_tokens"
             )
+        if self._has_content:
+            self._gap = self._gap or self._blanks or "\n"
         self.marker()
         number, self._calls = self._calls, self._calls + 1
         self._argument_chars = 0

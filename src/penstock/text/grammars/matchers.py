@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_COMPILED = 64  # grammars that are kept; a state of one takes about 2 kB, and it has at most 20,000
 MAX_COMPILED_BYTES = 1 << 20  # of their texts
 MAX_THREADS = 8
+_REFUSED = "doesn't satisfy the grammar"  # llguidance's words for a token that the grammar does not have
 
 
 class Trigger:
@@ -129,7 +130,8 @@ class GrammarMatcher:
                 if not waits:
                     self._look(trigger, token_id)
             elif self.matcher is not None and not self.matcher.consume_token(token_id):
-                self.fail(f"the request's grammar cannot be followed beyond token {token_id}")
+                refused = _REFUSED in self.matcher.get_error()  # else the grammar has met a limit of the library
+                self.fail(f"the request's grammar cannot be followed beyond token {token_id}" if refused else "")
             self._ended = token_id in self._stops
 
     def forced(self) -> Sequence[int]:

@@ -12,7 +12,11 @@ _END_CHARS = 64  # longer than any marker
 
 
 class PromptTooLong(TokenizerError):
-    """The prompt cannot fit in the context. The message begins after the prompt's name: "has ..."."""
+    """The prompt cannot fit in the context. The message is the number of tokens that it has more than."""
+
+    @property
+    def tokens(self) -> int:
+        return int(str(self))
 
 
 class PromptEncoder:
@@ -27,17 +31,18 @@ class PromptEncoder:
         """Raises TokenizerError, of which PromptTooLong is one, and ChatTemplateError."""
         match question:
             case EncodeChat():
-                prompt = self._chat_format.render(
+                pieces = self._chat_format.render_pieces(
                     question.messages,
                     tools=question.tools,
                     add_generation_prompt=question.add_generation_prompt,
                     continue_final_message=question.continue_final_message,
                     **question.variables,
                 )
-                self.check_length(len(prompt))
-                return Encoded(self._text(prompt, question.add_special_tokens, 0), prompt[-_END_CHARS:])
+                self.check_length(sum(map(len, pieces)))
+                prompt_ids = self._pieces(pieces, question.add_special_tokens, 0)
+                return Encoded(prompt_ids, "".join(pieces[-_END_CHARS:])[-_END_CHARS:])
             case EncodeText(text, add_special_tokens, most):
-                return Encoded(self._text(text, add_special_tokens, most))
+                return Encoded(self._pieces([text], add_special_tokens, most))
             case EncodeInfill(before, after, add_special_tokens):
                 ids = self._tokenizer.encode_infill(before, after, add_special_tokens=add_special_tokens)
                 return Encoded(tuple(ids))
@@ -48,17 +53,13 @@ class PromptEncoder:
 
     def check_length(self, chars: int) -> None:
         """Raises PromptTooLong for a text that cannot fit, before it is tokenised."""
-        limit = CHARS_PER_TOKEN * self._max_model_len
-        if chars > limit:
-            raise PromptTooLong(
-                f"has {chars} characters, more than the {limit} that could fit in the maximum context length of "
-                f"{self._max_model_len} tokens; shorten it"
-            )
+        if chars > CHARS_PER_TOKEN * self._max_model_len:
+            raise PromptTooLong(self._max_model_len)
 
-    def _text(self, text: str, add_special_tokens: bool, most: int) -> tuple[int, ...]:
-        if len(text) > _COUNTED_CHARS * self._max_model_len:
-            self._count(text, max(most, 2 * self._max_model_len))
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def _pieces(self, pieces: list[str], add_special_tokens: bool, most: int) -> tuple[int, ...]:
+        if sum(map(len, pieces)) > _COUNTED_CHARS * self._max_model_len:
+            self._count("".join(pieces), max(most, 2 * self._max_model_len))
+        return tuple(self._tokenizer.encode_pieces(pieces, add_special_tokens=add_special_tokens))
 
     def _count(self, text: str, most: int) -> None:
         """Refuses a text of far too many tokens before all of it is encoded: 4 MiB of digits take 8 s. A text that is
@@ -67,6 +68,4 @@ class PromptEncoder:
         for start in range(0, len(text), _PIECE):
             count += len(self._tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
             if count > most:
-                raise PromptTooLong(
-                    f"has more than {most} tokens, and the maximum context length is {self._max_model_len}; shorten it"
-                )
+                raise PromptTooLong(most)

@@ -1,0 +1,69 @@
+"""A response whose body is made while it is sent, with a sign of life while nothing is made."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from penstock.frontend.http.asgi import Headers, Send
+
+# Clients and proxies give up on a response that is silent, some after 30 s. A long prompt, or the queue, takes longer.
+SILENT_SECONDS = 1.5  # until the headers are sent
+HEARTBEAT_SECONDS = 5.0
+
+
+class StreamedResponse:
+    """Starts a response with its first bytes, or after SILENT_SECONDS without any. While no bytes are written, it sends
+    a heartbeat every HEARTBEAT_SECONDS."""
+
+    def __init__(self, send: Send, headers: Headers, opening: Callable[[], bytes], heartbeat: bytes) -> None:
+        """`opening` makes the bytes that begin the body."""
+        self._send = send
+        self._headers = headers
+        self._opening = opening
+        self._heartbeat = heartbeat
+        self._started = False
+        self._silent = True
+        self._starting = asyncio.Lock()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "StreamedResponse":
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._beating is not None
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)  # it fails if the client has gone
+
+    async def start(self, data: bytes) -> None:
+        """Starts the response if it has not started, and sends the first bytes."""
+        async with self._starting:
+            if not self._started:
+                self._started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+                data = self._opening() + data
+        self._silent = False
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def is_started(self) -> bool:
+        """True if the response has started. If not, it does not start by itself from now on."""
+        async with self._starting:
+            assert self._beating is not None
+            self._beating.cancel()
+            return self._started
+
+    async def write(self, data: bytes) -> None:
+        self._silent = False
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(SILENT_SECONDS)
+        if not self._started:
+            await self.start(self._heartbeat)
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if self._silent:
+                await self._send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
+            self._silent = True
