@@ -26,7 +26,7 @@ from gpu_figures.roofline import H200
 from results import parser, write
 
 # Time limits of the groups.
-SECONDS = {"ops": 90, "llama-bf16": 95, "llama-fp8": 95, "qwen3": 40, "ready": 60, "flashinfer": 300}
+SECONDS = {"ops": 90, "llama-bf16": 95, "llama-fp8": 95, "qwen3": 40, "ready": 60}
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,6 @@ def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
         if row["op"] == "attention decode bf16" and row["shape"] == "32x8192":
             figure |= {"share": row["share_of_roofline"], "target": 0.8}
         yield figure
-
-
-def flashinfer(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    """Prefill attention by FlashInfer and by Triton. FlashInfer may compile for longer than everything else takes."""
-    from gpu_figures import ops as gpu_ops
-
-    from penstock.kernels.flashinfer import library
-
-    own = gpu_ops.SMALL if chosen.tiny else gpu_ops.Sizes()
-    for row in gpu_ops.measure_prefill(own, H200, device, library().BatchPrefillWithPagedKVCacheWrapper):
-        yield {"name": f"op: {row['op']}, {row['shape']}", **row}
 
 
 def llama_bf16(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
@@ -211,9 +200,7 @@ GROUPS: dict[str, Callable[[Sizes, Any], Iterator[dict[str, Any]]]] = {
     "llama-fp8": llama_fp8,
     "qwen3": qwen3,
     "ready": ready,
-    "flashinfer": flashinfer,
 }
-OPTIONAL = ("flashinfer",)  # runs only with --only, as it is not always installed
 
 
 # -- the processes ---------------------------------------------------------------------------------------------------
@@ -271,8 +258,8 @@ def options() -> argparse.Namespace:
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--seconds", type=float, default=480.0, help="time limit of all groups together; default: 480")
     made.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
-    usual = ",".join(name for name in GROUPS if name not in OPTIONAL)
-    made.add_argument("--only", metavar="GROUPS", default=usual, help=f"some of {', '.join(GROUPS)}; default: {usual}")
+    usual = ",".join(GROUPS)
+    made.add_argument("--only", metavar="GROUPS", default=usual, help=f"some of {usual}; default: all")
     made.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
     return made.parse_args()
 

@@ -15,7 +15,6 @@ from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.batch_arrays import FILTERED, LOGIT_LINES, PLAIN, ROW, EditRows, SamplingRows
-from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.experts import TritonExperts
@@ -85,20 +84,6 @@ def measure(sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[s
     """Yields a row for each op: its time, rates and share of the roofline."""
     for ops in (_attention, _products, _experts, _sampling, _elementwise):
         yield from _rows(ops(sizes, device), sizes, peaks, device)
-
-
-def measure_prefill(
-    sizes: Sizes, peaks: Peaks, device: torch.device, wrapper: Callable[..., Any]
-) -> Iterator[dict[str, Any]]:
-    """Times prefill attention of both providers, for one prompt and for several. `wrapper` is FlashInfer's class."""
-    providers: dict[str, Callable[[], PagedAttention]] = {
-        "triton": TritonAttention,
-        "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper),
-    }
-    for count, context in [*((1, length) for length in sizes.prompts), (4, sizes.prompts[0] // 4)]:
-        for name, provider in providers.items():
-            op = _attention_op(sizes, device, "prefill", count, context, f"bf16 {name}", BF16, provider)
-            yield from _rows([op], sizes, peaks, device)
 
 
 def _rows(ops: Iterable[Op], sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[str, Any]]:

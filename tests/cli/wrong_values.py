@@ -80,11 +80,6 @@ SHARED: Mapping[str, Wrong] = {
     ),
     "--manage-models": SWITCH,
     "--api-key": _KEY,
-    "--attention-backend": (
-        ("flash", "give auto, triton or flashinfer"),
-        ("", "give auto"),
-        ("triton", "leave it out"),
-    ),
     "--block-size": (("big", "give a whole number from 1 to 1024"), ("0", "1 to 1024"), ("1025", "1 to 1024")),
     "--config": ((NO_FILE, "name a YAML file"), (FOLDER, "is a directory; name a YAML file"), ("", "name a YAML file")),
     "--deterministic": SWITCH,

@@ -100,17 +100,9 @@ def test_auto_is_what_there_is() -> None:
 
 def test_what_is_said_of_a_gpu_reaches_the_engine() -> None:
     said = {"gpu_memory_utilization": 0.5, "enforce_eager": True, "deterministic": True, "quantization": "fp8"}
-    engine = on(device="cuda", kv_cache_dtype="fp8", attention_backend="triton", **said).engine
+    engine = on(device="cuda", kv_cache_dtype="fp8", **said).engine
     assert {name: getattr(engine, name) for name in said} == said
-    assert (engine.kv_dtype, engine.attention_backend) == ("float8_e4m3fn", "triton")
-
-
-def test_attention_is_tritons_unless_somebody_says_otherwise() -> None:
-    assert on().provenance["attention_backend"][0] == "auto"
-    assert "FlashInfer has not been measured" in on().provenance["attention_backend"][1]
-    resolved = on(attention_backend="flashinfer")
-    assert resolved.engine.attention_backend == "flashinfer"
-    assert resolved.provenance["attention_backend"] == ("flashinfer", "command line")
+    assert engine.kv_dtype == "float8_e4m3fn"
 
 
 def test_drafts_are_verified_with_one_plan_outstanding_if_a_method_is_named() -> None:
@@ -136,19 +128,6 @@ def test_drafts_are_verified_with_one_plan_outstanding_if_a_method_is_named() ->
             ["--gpu-memory-utilization (command line) is 1.5", "above 0 up to 1"],
         ),
         ({"gpu_memory_utilization": 0}, ["--gpu-memory-utilization", "above 0 up to 1"]),
-        (
-            {"attention_backend": "flashinfer", "deterministic": True},
-            ["--attention-backend (command line) is flashinfer", "--deterministic (command line) is True", "leave one"],
-        ),
-        (
-            {"attention_backend": "flashinfer", "kv_cache_dtype": "fp8"},
-            ["--kv-cache-dtype (command line) is fp8", "a scale for each token", "leave one"],
-        ),
-        (
-            {"attention_backend": "flashinfer", "dtype": "float32"},
-            ["--dtype (command line) is float32", "in 16 bits", "set --dtype bfloat16"],
-        ),
-        ({"attention_backend": "xformers"}, ["--attention-backend (command line) is 'xformers'", "flashinfer"]),
     ],
 )
 def test_what_a_gpu_does_not_take_is_refused_with_the_remedy(flags: dict[str, Any], words: list[str]) -> None:
@@ -163,7 +142,6 @@ def test_what_a_gpu_does_not_take_is_refused_with_the_remedy(flags: dict[str, An
         ({"quantization": "fp8"}, ["--quantization (command line) is fp8", "a CPU", "set --quantization int8"]),
         ({"kv_cache_dtype": "fp8"}, ["--kv-cache-dtype (command line) is fp8", "a CPU", "set --kv-cache-dtype int8"]),
         ({"enforce_eager": True}, ["--enforce-eager (command line) is True", "a CPU", "leave it out"]),
-        ({"attention_backend": "flashinfer"}, ["--attention-backend (command line) is flashinfer", "leave it out"]),
         ({"gpu_memory_utilization": 0.5}, ["--gpu-memory-utilization", "0.5", "a CPU", "--kv-cache-memory"]),
         ({"device": "cuda"}, ["--device (command line) is cuda", "a CPU", "set --device cpu"]),
     ],

@@ -41,8 +41,6 @@ def test_what_a_row_says_follows_from_the_spec() -> None:
     assert {name for name, row in text.items() if row.states} == stateful
     assert without("prefix_cache") == without("speculation") == stateful
     assert without("gpu") == stateful | latents and without("quantized_kv") == latents | {"Mamba2ForCausalLM"}
-    capped_or_chunked = {name for name in rows if name.startswith(("Gemma2", "GptOss", "Llama4"))}
-    assert without("flashinfer") == stateful | latents | capped_or_chunked
     assert {row.quantization for row in text.values()} == {("int8", "int4")}
     normed_whole = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}
     assert {name for name, row in text.items() if "tensor" not in row.ranks} == stateful | normed_whole
@@ -53,7 +51,7 @@ def test_what_a_row_says_follows_from_the_spec() -> None:
 def test_encoders_combine_with_int8_alone() -> None:
     for row in supported_models():
         if row.gives != "text":
-            abilities = (row.quantized_kv, row.prefix_cache, row.speculation, row.gpu, row.flashinfer)
+            abilities = (row.quantized_kv, row.prefix_cache, row.speculation, row.gpu)
             assert (row.quantization, row.ranks, any(abilities)) == (("int8",), (), False)
 
 

@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, DRAFTS, LOGITS, BatchRows, StepArrays
-from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.messages import GenerateRequest, unpack_rows
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import ReferenceStep
 from tests.invariance.test_batch_invariance import tiny_vocab
 from tests.invariance.test_grammar_speculation import repeating
 from tests.invariance.test_speculation import asked
-from tests.kernels import flashinfer_library
-from tests.kernels.test_flashinfer import Wrappers
 from tests.models.serving import Server, make_device_runner
 from tests.runtime.byte_tokens import grammars
 from tests.runtime.mirror_device import MirrorAttention
@@ -130,20 +126,3 @@ def test_a_draft_that_is_accepted_wrongly_is_noticed(tiny_checkpoint: Checkpoint
         got = serve(Server(runner, speculation="suffix", drafts=MOST), guessing(wanted, whole), {})
         right = [got[name].tokens == each.tokens for name, each in whole.items()]
         assert all(right) if type(kernels) is ReferenceStep else not any(right)
-
-
-def test_attention_that_plans_on_the_host_verifies_drafts(
-    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one plan outstanding the host knows every position. In bf16, which FlashInfer is limited to, the last bits
-    depend on how a prompt is divided into steps, and so may the tokens."""
-    monkeypatch.setattr(flashinfer_library, "DTYPES", (torch.float32,))
-    folder, wanted = tiny_checkpoint("qwen3"), wave("qwen3")
-    whole = serve(Server(runner_of(folder, drafts=False)), wanted, {})
-    wrappers = Wrappers()
-    planned = FlashInferAttention(MirrorAttention(), wrappers)
-    runner = runner_of(folder, step_kernels=ReferenceStep(), attention=planned)
-    server = Server(runner, speculation="suffix", drafts=MOST, **SCARCE)
-    assert_same(serve(server, guessing(wanted, whole), {}), whole)
-    assert server.scheduler.stats().accepted_tokens > 200
-    assert sum(wrapper.plans for wrapper in wrappers.made) > 20

@@ -118,12 +118,6 @@ def _device(inputs: DefaultInputs) -> Default:
     return Default("cpu", "there is no GPU that torch and its driver can use")
 
 
-def _attention_backend(inputs: DefaultInputs) -> Default:
-    if inputs.hardware.device == "cuda":
-        return Default("auto", "Triton's kernels, as FlashInfer has not been measured beside them")
-    return Default("auto", "the processor's kernels")
-
-
 def _dtype(inputs: DefaultInputs) -> Default:
     stored = inputs.facts.checkpoint_dtype
     if stored == "float32":
@@ -224,7 +218,6 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         # In this order: a later one may use the values of earlier ones.
         "served_model_name": _served_model_name,
         "device": _device,
-        "attention_backend": _attention_backend,
         "dtype": _dtype,
         "enable_prefix_caching": _enable_prefix_caching,
         "speculation": _speculation,

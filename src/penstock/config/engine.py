@@ -24,7 +24,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = DEFAULTS["gpu_memory_utilization"]
     enforce_eager: bool = DEFAULTS["enforce_eager"]  # on a GPU: no graphs
     deterministic: bool = DEFAULTS["deterministic"]
-    attention_backend: Literal["auto", "triton", "flashinfer"] = "auto"  # on a GPU; auto: triton
     max_model_len: int = 2048  # tokens of prompt and output together
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 2048  # tokens computed in one step

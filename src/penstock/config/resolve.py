@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.config.checks.device import check_device_settings, check_flashinfer_settings
+from penstock.config.checks.device import check_device_settings
 from penstock.config.checks.model import check_model
 from penstock.config.checks.speculation import check_speculation
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
@@ -61,7 +61,6 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
             values[name], reason = default(inputs)
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
-    check_flashinfer_settings(values, sources)
     check_speculation(values, sources, facts)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)

@@ -75,8 +75,6 @@ ENGINE: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 more="[speculation.md](speculation.md)"),
         Setting("num_speculative_tokens", whole(1, 64), "Most guessed tokens of a sequence in a step",
                 words="31 with speculation"),
-        Setting("attention_backend", choice("auto", "triton", "flashinfer"), "Kernels of attention on a GPU",
-                words="`auto`, `triton`"),
         Setting("enforce_eager", SWITCH, "GPU: do not capture CUDA graphs", False,
                 "CUDA graphs save the launches of a step"),
         Setting("deterministic", SWITCH,

@@ -342,16 +342,6 @@ class ModelSpec:
         return self.group_page(len(self.windows)).width
 
     @property
-    def plain_scores(self) -> bool:
-        """Whether no layer's attention bounds scores, has sinks, or sees chunks. Models with transformers' code may
-        have the first two."""
-        if any(window.chunked for window in self.windows):
-            return False
-        return self.transformers is None and not any(
-            getattr(layer.attention, "softcap", 0) or getattr(layer.attention, "sinks", 0) for layer in self.layers
-        )
-
-    @property
     def head_dims(self) -> tuple[int, ...]:
         """The width of a row that each layer keeps: the sizes that attention kernels must support."""
         return tuple(page.width for layer in self.layers if not (page := layer.attention.page).state)

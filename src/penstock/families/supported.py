@@ -128,7 +128,6 @@ class SupportedModel:
     prefix_cache: bool
     speculation: bool
     gpu: bool
-    flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can, on a GPU
     states: bool  # whether layers keep states
 
 
@@ -156,7 +155,6 @@ def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedMode
         prefix_cache=text and _accepted(facts, enable_prefix_caching=True),
         speculation=text and cannot_speculate(facts) is None,
         gpu=gpu,
-        flashinfer=gpu and spec.plain_scores,
         states=bool(spec.state_layers),
     )
 

@@ -7,7 +7,7 @@ from the cache.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -46,15 +46,6 @@ class AttentionBatch:
     def first_seen(self) -> NDArray[np.int64]:
         """The first position that the first query of each sequence sees."""
         return self.window.first_seen(self.context_lens - self.query_lens)
-
-
-@runtime_checkable
-class PlannedAttention(Protocol):
-    """PagedAttention that plans steps with prompts on the host. `plan` takes the place of `prepare` for these steps."""
-
-    def plan(self, batch: AttentionBatch) -> Any:
-        """Plan a step in which some sequence has several queries. Sends nothing to the device: the first layer does."""
-        ...
 
 
 class PagedAttention(Protocol):

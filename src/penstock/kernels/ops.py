@@ -17,8 +17,6 @@ from penstock.kernels.attention import (
     store_inputs,
 )
 from penstock.kernels.elementwise import RmsNorm, layer_norm, layer_norm_inputs, rms_norm, rms_norm_inputs
-from penstock.kernels.flashinfer import DTYPES as FLASHINFER_DTYPES
-from penstock.kernels.flashinfer import FlashInferAttention, library, unsupported_head_dims
 from penstock.kernels.latent import (
     ReferenceLatentAttention,
     latent_inputs,
@@ -105,18 +103,8 @@ def _triton_attention(*, fixed: bool = False) -> PagedAttention:
     return TritonAttention(fixed=fixed)
 
 
-def _flashinfer_attention() -> PagedAttention:
-    return FlashInferAttention(_triton_attention(), library().BatchPrefillWithPagedKVCacheWrapper)
-
-
 def _has_native_attention(platform: Platform, needs: Needs) -> bool:
     return has_native(platform, needs) and has_whole_lines(needs.block_size, needs.head_dims)
-
-
-def _has_flashinfer(platform: Platform, needs: Needs) -> bool:
-    wanted = needs.attention == "flashinfer" and not needs.deterministic and needs.plain_scores
-    readable = needs.dtype in FLASHINFER_DTYPES and not unsupported_head_dims(needs)
-    return wanted and readable and has_triton(platform, needs)
 
 
 # One provider computes all ops of a group, each by another of its methods.
@@ -136,7 +124,6 @@ _EXPERTS = (
 )
 _ATTENTION = (
     Provider("native", lambda: NativeAttention(native_session()), _has_native_attention),
-    Provider("flashinfer", _flashinfer_attention, _has_flashinfer),
     Provider("triton_fixed", partial(_triton_attention, fixed=True), has_fixed_triton),
     Provider("triton", _triton_attention, has_triton),
 )

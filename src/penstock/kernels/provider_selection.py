@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
+from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.elementwise import LayerNorm, RmsNorm
-from penstock.kernels.flashinfer import check_attention, installed_version
 from penstock.kernels.latent import LatentAttention
 from penstock.kernels.linear import Linear
 from penstock.kernels.moe import Experts
@@ -82,8 +81,6 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
     if platform.isa:
         fingerprint += f",isa={platform.isa}"
-    if chosen[PAGED_ATTENTION.name].name == "flashinfer":
-        fingerprint += f",flashinfer={installed_version()}"
     linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
     others = (LINEAR_BY_HEAD, LAYER_NORM, LATENT_ATTENTION, RECURRENCE, SIGMOID_GATE, PRODUCT)
     by_head, layer_norm, latent, states, gate, product = (op.select(platform, needs).make() for op in others)
@@ -130,7 +127,6 @@ __all__ = [
     "Packer",
     "Packing",
     "PagedAttention",
-    "PlannedAttention",
     "Platform",
     "Provider",
     "RecurrenceWeights",
@@ -138,7 +134,6 @@ __all__ = [
     "ScaledPacker",
     "Scoring",
     "SharedExpertOutput",
-    "check_attention",
     "check_kv_dtype",
     "detect_platform",
     "select_kernels",

@@ -30,8 +30,6 @@ class Needs:
     block_size: int = 16
     head_dims: tuple[int, ...] = (64,)
     deterministic: bool = False  # bits must not depend on the rest of the batch; native kernels always meet this
-    attention: str = "auto"  # on a GPU "triton" or "flashinfer"; auto: Triton
-    plain_scores: bool = True  # False: attention bounds scores, has sinks, or sees chunks
 
 
 def detect_platform(device: str = "cpu") -> Platform:

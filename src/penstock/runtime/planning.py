@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.kernels import PlannedAttention
 from penstock.kernels.attention import PagedAttention
 from penstock.kernels.native.attention import AttentionWork
 from penstock.messages import StepPlan, Window, Work
@@ -128,9 +127,7 @@ class StepPlanner:
         if not len(units.rows):
             return (), 0
         if not self._shared:
-            if not isinstance(self._attention, PlannedAttention) or int(units.length.max()) < 2:
-                return (), ALWAYS
-            return [self._attention.plan(seen) for seen in self._seen(units)], 0
+            return (), ALWAYS
         if self._recorded:
             for work, seen in zip(self._recorded, self._seen(units), strict=True):
                 work.fill(seen)

@@ -61,7 +61,6 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
     ("--quantization", "fp8"),
     ("--kv-cache-dtype", "fp8"),
     ("--quantization-group", "64"),
-    ("--attention-backend", "flashinfer"),
     ("--gpu-memory-utilization", "0.5"),
     ("--tensor-parallel-size", "3"),
     ("--pipeline-parallel-size", "9"),

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from penstock.kernels import flashinfer
-from tests.kernels import flashinfer_library
 from tests.kernels.triton.device import DEVICE
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
@@ -43,14 +41,6 @@ def test_every_op_is_measured(gpu: Any) -> None:
     found = {figure["op"].split()[0] for figure in figures[1:]}
     assert found == {"linear", "norm", "gate", "store", "attention", "sample", "experts"}
     assert all(figure["us"] > 0 for figure in figures[1:])
-
-
-def test_prompts_are_measured_with_both_attentions(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flashinfer, "library", lambda: flashinfer_library)
-    figures = list(gpu.flashinfer(gpu.sizes(True), DEVICE))
-    both = ["attention prefill bf16 triton", "attention prefill bf16 flashinfer"]
-    assert [figure["op"] for figure in figures] == both * 2
-    assert all(figure["us"] > 0 for figure in figures)
 
 
 def test_groups_are_processes_whose_failure_is_told(gpu: Any, tmp_path: Path) -> None:

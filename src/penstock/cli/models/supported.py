@@ -23,8 +23,7 @@ _AFTER = """
   not for [latents](architecture.md#latents).
 - **Prefix cache**, **Speculation**: models whose layers keep [states](architecture.md#states), which a sequence has for
   itself, have neither. By default there is [speculation](speculation.md#flags) on a CPU with one pipeline stage only.
-- **GPU**: whether it runs on a GPU, with Penstock's kernels. **FlashInfer**: whether `--attention-backend flashinfer`
-  can compute its attention there.
+- **GPU**: whether it runs on a GPU, with Penstock's kernels.
 
 In bfloat16 Mamba 2's residual is in bfloat16 too, with any `residual_in_fp32`.
 
@@ -114,7 +113,6 @@ def _cells(row: SupportedModel) -> dict[str, str]:
         "Prefix cache": _yes(row.prefix_cache),
         "Speculation": _yes(row.speculation),
         "GPU": _yes(row.gpu),
-        "FlashInfer": _yes(row.flashinfer),
     }
 
 
@@ -127,7 +125,6 @@ def _short_cells(row: SupportedModel) -> dict[str, str]:
         "CACHE": _yes(row.prefix_cache),
         "DRAFTS": _yes(row.speculation),
         "GPU": _yes(row.gpu),
-        "FLASHINFER": _yes(row.flashinfer),
         "GIVES": row.gives,
         "GGUF": ", ".join(row.gguf) or "-",
         "ARCHITECTURE": row.architecture,

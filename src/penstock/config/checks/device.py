@@ -25,7 +25,6 @@ _DEVICE_SETTINGS = (
         "gpu_memory_utilization", (), "cuda", "is a share of a GPU's memory", "leave it out, or set --kv-cache-memory"
     ),
     _DeviceSetting("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
-    _DeviceSetting("attention_backend", ("triton", "flashinfer"), "cuda", "selects a GPU's kernels", "leave it out"),
     _DeviceSetting("quantization", ("fp8",), "cuda", "needs a GPU's tensor cores", "set --quantization int8"),
     _DeviceSetting("kv_cache_dtype", ("fp8",), "cuda", "only a GPU supports", "set --kv-cache-dtype int8"),
     _DeviceSetting("kv_cache_dtype", ("int8",), "cpu", "only a CPU supports", "set --kv-cache-dtype fp8"),
@@ -64,22 +63,6 @@ def _check_fp8(values: Mapping[str, Any], sources: Mapping[str, str], hardware: 
                 f"{flag(setting)} ({sources[setting]}) is fp8, which needs a compute capability of "
                 f"{'.'.join(map(str, FP8_CAPABILITY))} (L4, L40S, H100 or later), and {_name(hardware)} has "
                 f"{hardware.capability}; {remedy}"
-            )
-
-
-def check_flashinfer_settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Raise ConfigError if another setting needs what FlashInfer does not support. `values` has every setting."""
-    if values["attention_backend"] != "flashinfer":
-        return
-    for setting, value, why, remedy in (
-        ("deterministic", True, "its results depend on what else is in the batch", "leave one of the two out"),
-        ("kv_cache_dtype", "fp8", "it reads no pages with a scale for each token and head", "leave one of the two out"),
-        ("dtype", "float32", "it computes in 16 bits", "set --dtype bfloat16, or --attention-backend triton"),
-    ):
-        if values[setting] == value:
-            raise ConfigError(
-                f"--attention-backend ({sources['attention_backend']}) is flashinfer, but {flag(setting)} "
-                f"({sources[setting]}) is {value}: {why}; {remedy}"
             )
 
 

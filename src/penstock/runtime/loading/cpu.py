@@ -62,7 +62,7 @@ def load_cpu_runner(
     else:
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
-    needs = Needs(dtype, config.block_size, spec.head_dims, plain_scores=spec.plain_scores)
+    needs = Needs(dtype, config.block_size, spec.head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group) if spec.packed else None
     digest = WeightsDigest(folder) if place.rank == 0 else None

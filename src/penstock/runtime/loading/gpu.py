@@ -26,7 +26,6 @@ from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import (
     Needs,
     Platform,
-    check_attention,
     check_kv_dtype,
     detect_platform,
     select_kernels,
@@ -121,12 +120,9 @@ def _load(
     dtype, where = getattr(torch, config.dtype), device.where
     needs = Needs(
         *(dtype, config.block_size, spec.head_dims, config.deterministic),
-        plain_scores=spec.plain_scores,
-        attention=config.attention_backend,
     )
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, where)
     check_kv_dtype(platform, needs, config.kv_dtype)
-    check_attention(needs)
     before = memory.usage()
     budget = gpu_budget(before.total, config)
     # Memory of other processes. This process's CUDA context may exist already; `size_memory` counts it as well.
