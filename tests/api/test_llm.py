@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -38,6 +39,20 @@ def test_outputs_come_in_order_and_do_not_depend_on_their_company(llm: LLM) -> N
         assert alone.outputs == result.outputs
         assert alone.outputs[0].finish_reason == "length" and len(alone.outputs[0].token_ids) == 8
         assert llm.get_tokenizer().decode(alone.outputs[0].token_ids) == alone.outputs[0].text
+
+
+def test_several_engines_of_a_process_do_not_disturb_each_other(llm: LLM) -> None:
+    """One is loaded while the other generates, and then both generate at once."""
+    params = SamplingParams(temperature=0, max_tokens=48)
+    wanted = [result.outputs for result in llm.generate(PROMPTS, params)]
+    with ThreadPoolExecutor(2) as pool:
+        loading = pool.submit(LLM, str(smollm2()), **SETTINGS)
+        while not loading.done():
+            assert [result.outputs for result in llm.generate(PROMPTS, params)] == wanted
+        with loading.result() as other:
+            for _ in range(3):
+                for results in pool.map(lambda each: each.generate(PROMPTS, params), (llm, other)):
+                    assert [result.outputs for result in results] == wanted
 
 
 def test_a_chat_answers(llm: LLM) -> None:

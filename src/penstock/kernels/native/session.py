@@ -7,12 +7,12 @@ their tensors, and the number of rows is read from a cell, which may change betw
 import ctypes
 import math
 import os
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int64, c_uint8
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,8 @@ _PRODUCTS = {  # a product's label, by that of the op before; "": a program of t
     "route": "shared_gate",
 }
 
+
+_OF_THREAD = threading.local()  # the sessions of each thread
 
 _INSIDE = ("attention", "gate_up", "output", "route")  # after these, a layer's output follows
 
@@ -289,12 +291,13 @@ class Session:
 
 
 def native_session(isa: str = "", threads: int = 0) -> Session:
-    """The process's session, by default with the best instruction set and as many threads as torch uses."""
-    return _session(isa or instruction_sets()[0], threads or torch.get_num_threads())
-
-
-@cache
-def _session(isa: str, threads: int) -> Session:
-    cpus = sorted(os.sched_getaffinity(0))
-    # One thread per processor: each is pinned to its own. With fewer the operating system places them.
-    return Session(ThreadTeam(isa, threads, cpus if 1 < threads == len(cpus) else ()))
+    """The calling thread's session, by default with the best instruction set and as many threads as torch uses. Engines
+    on several threads of a process have one each, as a team serves one thread."""
+    sessions: dict[tuple[str, int], Session] = _OF_THREAD.__dict__.setdefault("sessions", {})
+    isa, threads = isa or instruction_sets()[0], threads or torch.get_num_threads()
+    if (isa, threads) not in sessions:
+        cpus = sorted(os.sched_getaffinity(0))
+        # One thread per processor: each is pinned to its own. With fewer the operating system places them.
+        team = ThreadTeam(isa, threads, cpus if 1 < threads == len(cpus) else ())
+        sessions[isa, threads] = Session(team)
+    return sessions[isa, threads]
