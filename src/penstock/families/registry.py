@@ -201,7 +201,9 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
 def load_end_tokens(model: Path) -> list[EndToken]:
     """The tokens that end an answer, and the files that name them. Raises what `load_spec` raises."""
     if is_gguf(model):
-        return [EndToken(token_id, "", (model.name,)) for token_id in _spec_of_gguf(model).eos_token_ids]
+        texts = read_gguf(model).metadata.get("tokenizer.ggml.tokens") or ()
+        ids = _spec_of_gguf(model).eos_token_ids
+        return [EndToken(i, str(texts[i]) if i < len(texts) else "", ("the GGUF file",)) for i in ids]
     return _end_tokens(model, _spec_of_folder(model))
 
 
