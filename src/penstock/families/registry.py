@@ -214,7 +214,7 @@ def _end_tokens(folder: Path, spec: ModelSpec) -> list[EndToken]:
     }
     try:
         return find_end_tokens(folder, named, spec.vocabulary)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(str(error)) from None
 
 
