@@ -12,6 +12,7 @@ LINES = [
     rf"engine: weights in bfloat16.*; (native kernels for \w+{HIDDEN}|kernels .*); 1 thread; first step in \d+\.\d\d s",
     rf"penstock {re.escape(__version__)}: python-8m, computed in bfloat16; no API key is required",
     r"KV cache: ([\d,]+) tokens in bfloat16; at most [\d,]+ in a request, 16 sequences at a time",
+    r"answers end at <\|endoftext\|> \(0: generation_config.json, config.json, tokenizer_config.json\)",
     r"serving python-8m on http://127.0.0.1:\d+, ready after \d+\.\d s",
     r"open it in a browser to try it; OpenAI\'s API is at /v1, metrics at /metrics; Ctrl-C stops the server",
 ]

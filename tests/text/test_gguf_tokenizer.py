@@ -172,9 +172,11 @@ def test_tokens_that_are_equal(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     count = len(tokens)
     tokens += [tokens[first["a"][0]], tokens[first["a"][0]], "<|end|>"]
     kinds += [kinds[first["a"][0]]] * 2 + [kinds[first["<|end|>"][0]]]
-    changes = {"ggml.tokens": tokens, "ggml.token_type": kinds}
+    merges = [*pairs["tokenizer.ggml.merges"], "a none"]
+    changes = {"ggml.tokens": tokens, "ggml.token_type": kinds, "ggml.merges": merges}
     tokenizer = Tokenizer.load(changed(tmp_path / "twice.gguf", **changes))
     assert "3 tokens of the file are equal to later ones" in caplog.text
+    assert "1 merges of the file are of tokens that it does not have" in caplog.text
     assert tokenizer.encode("Hello é\n", add_special_tokens=False) == first["Hello é\n"]
     assert tokenizer.encode("a", add_special_tokens=False) == [count + 1]
     assert tokenizer.encode("<|end|>", add_special_tokens=False) == [count + 2]

@@ -68,7 +68,7 @@ def _added_tokens(folder: Path) -> dict[int, str]:
         return {}
     try:
         tokens = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return {}  # the reader of the tokenizer says what is wrong with the file
     return {token.id: token.content for token in tokens}
 

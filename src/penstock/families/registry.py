@@ -198,7 +198,9 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
 def load_end_tokens(model: Path) -> list[EndToken]:
     """The tokens that end an answer, and the files that name them. Raises what `load_spec` raises."""
     if is_gguf(model):
-        return [EndToken(token_id, "", (model.name,)) for token_id in _spec_of_gguf(model).eos_token_ids]
+        texts = read_gguf(model).metadata.get("tokenizer.ggml.tokens") or ()
+        ids = _spec_of_gguf(model).eos_token_ids
+        return [EndToken(i, str(texts[i]) if i < len(texts) else "", ("the GGUF file",)) for i in ids]
     return _end_tokens(model, _spec_of_folder(model))
 
 
@@ -209,7 +211,7 @@ def _end_tokens(folder: Path, spec: ModelSpec) -> list[EndToken]:
     }
     try:
         return find_end_tokens(folder, named, spec.vocabulary)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(str(error)) from None
 
 

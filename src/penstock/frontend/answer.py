@@ -121,12 +121,12 @@ async def stream(
     ):
         try:
             first = await anext(updates)
+            await response.start(partial(_chunk, codec, first, generation.usage))
         except Exception as error:
             if not await response.is_started():
                 raise
             end = _failure(error, generation, codec, retry_after)
         else:
-            await response.start(await _chunk(codec, first, generation.usage))
             end = await _send_rest(updates, generation, codec, response, retry_after, keep)
     await send({"type": "http.response.body", "body": end})
 

@@ -173,22 +173,32 @@ def _sentencepiece_decoder(*, strips: bool) -> decoders.Decoder:
 
 
 def _merges(metadata: Mapping[str, Any], index: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges in order. A pair that is listed twice has its first place."""
+    """The merges in order. A pair that is listed twice has its first place.
+
+    A file with equal tokens may have merges of tokens that one of these has taken the place of: they are left out.
+    """
     lines = metadata.get("tokenizer.ggml.merges")
     if not isinstance(lines, list) or not set(map(type, lines)) <= {str}:
         raise TokenizerError(
             f"tokenizer.ggml.merges is {short(lines)}; expected an array of strings. Use another conversion"
         )
-    merges = []
+    merges, lost = [], 0
+    tokens = metadata["tokenizer.ggml.tokens"]
+    has_equal = len(set(tokens)) < len(tokens)
     for line in dict.fromkeys(lines):
         at = line.find(" ", 1)
         left, right = line[:at], line[at + 1 :]
+        if has_equal and at >= 0 and not (left in index and right in index and left + right in index):
+            lost += 1
+            continue
         if at < 0 or left + right not in index:  # the library panics where the sum is longer than all tokens
             raise TokenizerError(
                 f"tokenizer.ggml.merges has {short(line)}, but a merge is two tokens that make a third. "
                 "Use another conversion"
             )
         merges.append((left, right))
+    if lost:
+        _log.warning("%d merges of the file are of tokens that it does not have; they are left out", lost)
     return merges
 
 

@@ -18,10 +18,11 @@ def tensors_of_folder(folder: Path) -> dict[str, StoredTensor]:
 
     Of both, transformers reads model.safetensors: who saves a model into the folder of another leaves an index there.
     """
+    places = _places(folder / INDEX) if (folder / INDEX).is_file() else None
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
-    if (folder / INDEX).is_file():
-        return _sharded(folder)
+    if places is not None:
+        return _sharded(folder, places)
     unsafe = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
     if unsafe:
         raise CheckpointError(
@@ -40,14 +41,19 @@ def refuse_tensors(what: str, names: list[str], why: str = "") -> None:
     raise CheckpointError(f"the checkpoint {what} {', '.join(names[:_NAMED])}{more}{reason}")
 
 
-def _sharded(folder: Path) -> dict[str, StoredTensor]:
-    path = folder / INDEX
+def _places(path: Path) -> dict[str, str]:
+    """The file of each tensor, as an index has it."""
     try:
         places = read_json_object(path).get("weight_map")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise CheckpointError(f"{path}: weight_map is not an object of tensor names and file names")
+    return places
+
+
+def _sharded(folder: Path, places: dict[str, str]) -> dict[str, StoredTensor]:
+    path = folder / INDEX
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(places.values())):
         if not _FILE_NAME.fullmatch(file):

@@ -25,7 +25,7 @@ _FORM_BYTES = 64 << 10  # of an upload beside its file
 
 _GOT_FLOAT = "got `float`"
 _WHOLE = re.compile(rb'((?<!\\)"[A-Za-z_]{1,40}"[ \t\r\n]*:[ \t\r\n]*-?[0-9]{1,18})\.0{1,18}(?=[ \t\r\n]*[,}])')
-_REWRITTEN = 1 << 20  # bytes of a body in which whole numbers are rewritten: 10 ms
+_REWRITTEN = 64 << 10  # bytes of a body in which whole numbers are rewritten: 9 ms at worst
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")

@@ -1,7 +1,7 @@
 """A response whose body is made while it is sent, with a sign of life while nothing is made."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from penstock.frontend.http.asgi import Headers, Send
@@ -37,15 +37,16 @@ class StreamedResponse:
         self._beating.cancel()
         await asyncio.gather(self._beating, return_exceptions=True)  # it fails if the client has gone
 
-    async def start(self, data: bytes) -> None:
-        """Starts the response if it has not started, and sends the first bytes."""
+    async def start(self, first: Callable[[], Awaitable[bytes]]) -> None:
+        """Starts the response if it has not started, and sends what `first` makes after the opening. If `first` fails,
+        nothing is started."""
         async with self._starting:
+            opening = b"" if self._started else self._opening()  # before the rest: events have numbers
+            data = opening + await first()
             if not self._started:
                 self._started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-                data = self._opening() + data
-        self._silent = False
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._send_start()
+        await self.write(data)
 
     async def is_started(self) -> bool:
         """True if the response has started. If not, it does not start by itself from now on."""
@@ -58,10 +59,16 @@ class StreamedResponse:
         self._silent = False
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    async def _send_start(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
     async def _beat(self) -> None:
         await asyncio.sleep(SILENT_SECONDS)
-        if not self._started:
-            await self.start(self._heartbeat)
+        async with self._starting:
+            if not self._started:
+                self._started = True
+                await self._send_start()
+                await self.write(self._opening() + self._heartbeat)
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._silent:
