@@ -118,7 +118,9 @@ class Answer:
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
             assert answer.status_code == 200, answer.read()
             lines = []
-            for line in filter(None, answer.iter_lines()):
+            for line in answer.iter_lines():
+                if not line or line.startswith(":"):  # a comment: nothing has been computed yet
+                    continue
                 if not lines:
                     begun()
                 lines.append(line)

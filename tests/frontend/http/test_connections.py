@@ -418,7 +418,7 @@ async def test_a_delay_ends_by_itself_and_with_the_engine(make_site: Callable[..
         if not ends:
             await asyncio.wait_for(running, 20)
             continue
-        site.engine.healthy = False
+        site.engine.status = "ended"
         with pytest.raises(EngineError, match="the engine ended before"):
             await asyncio.wait_for(running, 20)
 
