@@ -1,11 +1,14 @@
 """A process that does what may take too long, and can be killed: `python -m penstock.text.worker`."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+
+from penstock.environment import child_environment
 
 START_SECONDS = 30.0  # for the process to start, on a busy machine
 _PART = 1 << 20  # bytes that are read at once
@@ -19,7 +22,8 @@ class WorkerProcess:
         command = [sys.executable, "-m", "penstock.text.worker"]
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+            end = theirs.fileno()
+            self._process = subprocess.Popen(command, stdin=end, stdout=end, env=child_environment(os.environ))
         self._asked = False
         if not self.ask_blocking(setup, START_SECONDS):
             raise RuntimeError("the process for work on texts did not start; the log has its error")
