@@ -8,6 +8,7 @@ from penstock.frontend.errors import APIError, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
+from penstock.text.process import WorkerEnded
 from penstock.text.prompts import EncodeChat, Encoded, EncodeText, PromptQuestion, PromptTooLong, PromptTooSlow
 
 LARGE = 1 << 16  # characters, or bytes of a chat's body, up to which a prompt takes at most about 0.1 s
@@ -69,6 +70,8 @@ async def encode_prompt(
         raise invalid(f"{param} {error}", param, "context_length_exceeded") from error
     except PromptTooSlow as error:
         raise invalid(f"{param} {error}", param, "prompt_too_slow") from error
+    except WorkerEnded as error:
+        raise APIError(503, f"{param} was not tokenised: {error}; send it again later", retry_after=1) from error
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"{param}: {error}", param) from error
 
