@@ -134,6 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             return
+        cycle = self.cycle
+        cast(Scope, self.scope)["penstock.gone"] = lambda: cycle.disconnected
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
         if too_many:
