@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock.frontend import RequestLimits
+from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.jobs import job
+from penstock.frontend.local import MOST_FAILURES
 from penstock.frontend.storage import files
+from penstock.messages import OUT_OF_MEMORY
 from tests.frontend.conftest import Site, live, until
 from tests.frontend.test_batches import answers, begin, client_of, ended, line
 
@@ -90,3 +93,29 @@ async def test_a_batch_that_expires_keeps_the_answers_of_requests_that_run(make_
         batch = await ended(client, made["id"])
         assert batch["status"] == "expired" and batch["request_counts"]["completed"] == 16
         assert len(await answers(client, batch["output_file_id"])) == 16
+
+
+async def test_a_line_that_always_fails_for_lack_of_memory_is_given_up(
+    make_site: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.local.RETRY_SECONDS", 0.01)
+    site = make_site(state_dir=str(tmp_path))
+    site.engine.refusal = GenerationFailed(f"{OUT_OF_MEMORY} beside the others: send it again later")
+    async with live(site) as port, client_of(port) as client:
+        batch = await ended(client, (await begin(client, line("a") + line("b")))["id"])
+        assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+        assert await answers(client, batch["error_file_id"]) == {"a": 503, "b": 503}
+    assert len(site.engine.requests) == 2 * MOST_FAILURES
+
+
+async def test_a_line_with_a_hostile_grammar_fails_alone(make_site: Sites, tmp_path: Path) -> None:
+    """It does not reach the engine, so a server that is started again does not meet it again."""
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    hostile = line("a", guided_grammar='start: a\na: (a|b) (a|b) | "x"\nb: (a|b) (a|b) | "x"\n')
+    async with live(site) as port, client_of(port) as client:
+        batch = await ended(client, (await begin(client, line("0") + hostile + line("z")))["id"])
+        assert await answers(client, batch["output_file_id"]) == {"0": 200, "z": 200}
+        text = (await client.get(f"/v1/files/{batch['error_file_id']}/content")).text
+        assert '"status_code":400' in text and "invalid_grammar" in text and "too complex" in text
+    assert len(site.engine.requests) == 2

@@ -16,6 +16,7 @@ from penstock.frontend.requests.tools import parse_arguments
 from penstock.frontend.versions.serving import Version
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
+from penstock.text.process import WorkerProcess
 from tests.frontend.conftest import NAME, Site
 from tests.frontend.scripted import ScriptedClient
 
@@ -158,3 +159,40 @@ async def test_a_query_is_counted_once_for_each_document(tokenizers: tuple[Token
     pairs = [("q" * 200, "d")] * 10
     with pytest.raises(APIError, match="have 2010 characters together; the limit is 2000"):
         await encode_texts(context, pairs, "documents")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "fields"),
+    [
+        ("/v1/chat/completions", 503, {"messages": [USER], "guided_json": {"const": "chat"}}),
+        ("/v1/completions", 503, {"prompt": "a", "guided_regex": "a+completion"}),
+        (
+            "/v1/responses",
+            503,
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"const": "response"}}}},
+        ),
+        ("/api/chat", 503, {"messages": [USER], "format": {"const": "Ollama"}, "stream": False}),
+        ("/generate", 429, {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "a+TGI"}}}),
+    ],
+)
+async def test_a_grammar_whose_check_was_killed_may_be_sent_again(
+    sites: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, path: str, status: int, fields: dict[str, Any]
+) -> None:
+    """TGI's status for what the server cannot do now is 429."""
+    site = sites()
+    ended = True
+
+    async def ask(process: WorkerProcess, line: bytes, seconds: float) -> bytes:
+        if ended:
+            process.kill()
+        return await answer(process, line, seconds)
+
+    answer = WorkerProcess.ask
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    body = fields if path == "/generate" else {"model": NAME, **fields}
+    response = await site.http.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert response.headers["retry-after"] == "1" and "send it again later" in response.text
+    ended = False
+    site.says("1")
+    assert (await site.http.post(path, json=body)).status_code == 200

@@ -37,8 +37,8 @@ class Machine:
     def __init__(self) -> None:
         from llguidance import LLTokenizer
 
-        tokens: Any = ByteTokens(Setup(258, END, {END: "<|end|>", 257: "<|call|>"}))
-        self.tokenizer = LLTokenizer(tokens, eos_token=[END])
+        self.tokens: Any = ByteTokens(Setup(258, END, {END: "<|end|>", 257: "<|call|>"}))
+        self.tokenizer = LLTokenizer(self.tokens, eos_token=[END])
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
         matcher = compile_grammar(self.tokenizer, grammar)
@@ -46,7 +46,7 @@ class Machine:
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
     def read(self, schema: Any) -> Grammar:
-        return check(self.tokenizer, Source("json_schema", json.dumps(schema)))
+        return check(self.tokenizer, Source("json_schema", json.dumps(schema)), self.tokens)
 
 
 @pytest.fixture(scope="module")

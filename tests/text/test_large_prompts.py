@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.text import ChatTemplateError, Tokenizer, TokenizerError
 from penstock.text.calls import ChatFormat
+from penstock.text.process import WorkerEnded
 from penstock.text.prompts import (
     EncodeChat,
     EncodePair,
@@ -145,3 +147,22 @@ def test_no_process_is_left_after_the_end() -> None:
     workers.close()
     busy.join()
     assert not idle.runs and not workers._idle
+
+
+def test_a_process_that_something_else_ended_says_nothing_about_its_text() -> None:
+    """As when the kernel kills it because memory is short: the text is not refused for good."""
+    encoder, workers = make(smollm2())
+    text = EncodeText("plain " * 1000, True)
+    try:
+        assert workers.encode(text) == encoder.encode(text)
+        (process,) = workers._idle
+        with ThreadPoolExecutor(1) as threads:
+            process._process.send_signal(signal.SIGSTOP)
+            asked = threads.submit(workers.encode, text)
+            time.sleep(0.2)
+            process._process.kill()
+            with pytest.raises(WorkerEnded, match="was killed, or had no answer"):
+                asked.result()
+        assert workers.encode(text) == encoder.encode(text)
+    finally:
+        workers.close()

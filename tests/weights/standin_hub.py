@@ -39,6 +39,10 @@ class StandInHub:
         self.error_code = ""  # as the hub names it in X-Error-Code
         self.private = False  # only with TOKEN
         self.whole_files_only = False  # Range is ignored, as some mirrors do
+        self.headers: dict[str, str] = {}  # of each file's answer, in the place of the right ones
+        self.padding: dict[str, int] = {}  # file -> bytes that are sent beyond its content, without a length
+        self.unstated = ""  # a file whose size and digest are not listed
+        self.drips: set[str] = set()  # files, or "the list", that are sent a byte at a time
         self.gated = False  # anybody may see the list of files, but not their content
         self.requests: list[tuple[str, str, str]] = []  # method, path, Range
         self.url = ""
@@ -97,9 +101,41 @@ class _Request(BaseHTTPRequestHandler):
         if not self._known(revision):
             return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
         time.sleep(self.hub.delay)
-        siblings = [described(name, content) for name, content in self.hub.files.items()]
+        siblings = [
+            {"rfilename": name} if name == self.hub.unstated else described(name, content)
+            for name, content in self.hub.files.items()
+        ]
         info = {"id": self.hub.name, "modelId": self.hub.name, "sha": self.hub.commit, "siblings": siblings, "tags": []}
-        return self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
+        content = json.dumps(info).encode()
+        if "the list" in self.hub.drips:
+            return self._drip(content, {"Content-Type": "application/json"})
+        return self._send(200, content, {"Content-Type": "application/json"}, body)
+
+    def _drip(self, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        with suppress(ConnectionError):
+            for byte in content:
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                if self.hub.go_on.wait(0.05):
+                    return
+
+    def _pad(self, content: bytes, more: int, headers: dict[str, str]) -> None:
+        """Sends a file without its length, and more after it."""
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        with suppress(ConnectionError):
+            self.wfile.write(content)
+            for _ in range(more >> 16):
+                self.wfile.write(bytes(1 << 16))
 
     def _tree(self, revision: str, body: bool) -> None:
         if not self._known(revision):
@@ -120,6 +156,11 @@ class _Request(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
         if lfs:
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
+        headers |= hub.headers
+        if body and name in hub.drips:
+            return self._drip(content, headers)
+        if body and name in hub.padding:
+            return self._pad(content, hub.padding[name], headers)
         if name in hub.corrupt:
             content = content[:-1] + bytes([content[-1] ^ 1])
         status, start = 200, 0

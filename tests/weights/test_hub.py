@@ -1,15 +1,19 @@
 """Models from a hub: what is fetched, what is resumed, what is verified, and what each failure says."""
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from penstock.families import load_spec
-from penstock.weights.hub import HubError, locate_model
-from penstock.weights.hub_snapshot import Snapshot
+from penstock.weights import hub_listing
+from penstock.weights.hub import HubError, locate_model, pull_model
+from penstock.weights.hub_cache import ModelFolder
+from penstock.weights.hub_listing import ListedFile, check_content
+from penstock.weights.hub_snapshot import HUGGING_FACE, Snapshot
 from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, described, serving
 
 EXTRAS = {
@@ -290,17 +294,123 @@ def test_a_slow_hub_is_named(
 
 def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Digests become names of files, so that only digests are accepted. Files beyond the limit of HTTP are left to
-    huggingface_hub, and all of them if the user asks for its fastest transfer."""
-    snapshot = Snapshot("a/b", None, None, (), "http://127.0.0.1:1", tmp_path)
+    huggingface_hub, and all of them if the user asks for its fastest transfer; but only from Hugging Face's own hub."""
 
-    def file(digest: str, size: int = 5) -> SimpleNamespace:
-        return SimpleNamespace(rfilename="x.gguf", size=size, lfs=SimpleNamespace(sha256=digest))
+    def file(digest: str, size: int = 5) -> ListedFile:
+        return ListedFile("x.gguf", size, digest, True, "1" * 40)
 
-    good, commit = "0" * 64, "1" * 40
-    (large,) = snapshot._large_files([file(good)], commit)
-    assert large.blob == tmp_path / "models--a--b" / "blobs" / good
+    other = Snapshot("a/b", None, None, (), "http://127.0.0.1:1", tmp_path)
+    good, commit = file("0" * 64), "1" * 40
+    large = other._hub_file(good, ModelFolder(tmp_path, "a/b"), commit)
+    assert large.blob == tmp_path / "models--a--b" / "blobs" / good.digest
     assert large.url == f"http://127.0.0.1:1/a/b/resolve/{commit}/x.gguf"
-    others = [file("../../../x"), file(good.upper() + "A"), file(""), file(good, 60 << 30), file(good, 0)]
-    assert snapshot._large_files(others, commit) == []
+    for wrong in (file("../../../x"), file(good.digest.upper() + "A"), file(""), file(good.digest, -1), file("0" * 40)):
+        with pytest.raises(HubError, match="states neither size nor digest"):
+            check_content("a/b", wrong)
+    own = Snapshot("a/b", None, None, (), HUGGING_FACE, tmp_path)
+    assert [own._left_to_library(each) for each in (good, file(good.digest, 60 << 30))] == [False, True]
+    with pytest.raises(HubError, match="64424509440 bytes; the limit of a download from http"):
+        other._left_to_library(file(good.digest, 60 << 30))
     monkeypatch.setattr("huggingface_hub.constants.HF_XET_HIGH_PERFORMANCE", True)
-    assert snapshot._large_files([file(good)], commit) == []
+    assert own._left_to_library(good) and not other._left_to_library(good)
+
+
+def outside(tmp_path: Path, before: set[Path]) -> set[Path]:
+    """The files that were written elsewhere than in the model's folder of the cache."""
+    model = tmp_path / "cache" / "models--acme--tiny"
+    return {path for path in tmp_path.rglob("*") if path.is_file() and model not in path.parents} - before
+
+
+@pytest.mark.parametrize("commit", ["../../../../escaped", "main", "0" * 39, "0" * 41, "G" * 40, "0" * 40 + "/../x"])
+def test_a_commit_is_40_hexadecimal_digits(
+    hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path, commit: str
+) -> None:
+    hub.commit = commit
+    with pytest.raises(HubError, match="a commit is 40 hexadecimal digits"):
+        fetch()
+    assert outside(tmp_path, set()) == set()
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+def test_what_a_hub_says_while_it_sends_a_file_becomes_no_path(
+    hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path, header: str
+) -> None:
+    hub.headers = {header: '"../../../../escaped"'}
+    assert_complete(fetch(), hub)
+    assert outside(tmp_path, set()) == set()
+    assert not any("escaped" in str(path) for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model-00001-of-00002.safetensors"])
+def test_a_hub_that_sends_more_than_it_listed_is_stopped(
+    hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    hub.padding[name] = 64 << 20
+    with pytest.raises(HubError, match=rf"{name} came with a wrong checksum and has been removed"):
+        fetch()
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink())
+    assert written <= sum(map(len, hub.files.values())) + 4096
+
+
+def test_a_file_of_which_nothing_is_stated_is_refused(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    hub.unstated = "config.json"
+    with pytest.raises(HubError, match=r"states neither size nor digest of config\.json"):
+        fetch()
+
+
+def test_an_endless_list_of_files_is_cut_off(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.weights.hub_listing.MAX_BYTES", 10_000)
+    hub.files |= {f"file-{i}.txt": b"" for i in range(200)}
+    with pytest.raises(HubError, match="more than 10000 bytes, the limit"):
+        fetch()
+
+
+class NotWanted(BaseException):  # as asyncio.CancelledError is
+    pass
+
+
+@pytest.mark.parametrize("what", ["the list", "tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_a_hub_that_drips_holds_nobody(hub: StandInHub, tmp_path: Path, what: str) -> None:
+    """A byte now and then keeps every timeout of a connection from passing."""
+    hub.drips.add(what)
+    calls = 0
+
+    def watch(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise NotWanted
+
+    began = time.monotonic()
+    with pytest.raises(NotWanted):
+        pull_model(MODEL, progress=False, watch=watch, endpoint=hub.url, cache=tmp_path)
+    assert time.monotonic() - began < 5
+    left = [thread for thread in threading.enumerate() if thread.name.startswith(("hub", "download"))]
+    assert all(thread.daemon for thread in left)
+
+
+def test_a_list_that_drips_is_given_up(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.drips.add("the list")
+    monkeypatch.setattr(hub_listing.interruptible, "__defaults__", (1.0,))
+    with pytest.raises(HubError, match=r"cannot be reached \(TimeoutError: no whole answer came within 1 s"):
+        fetch()
+
+
+def test_huggingface_hub_finds_what_was_downloaded(hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path) -> None:
+    """The cache is shared with other programs."""
+    from huggingface_hub import scan_cache_dir, snapshot_download
+
+    folder = fetch()
+    hub.status = 503
+    patterns = ["*.json", "model-*.safetensors"]
+    found = snapshot_download(MODEL, cache_dir=tmp_path / "cache", local_files_only=True, allow_patterns=patterns)
+    assert Path(found) == folder
+    (repository,) = scan_cache_dir(tmp_path / "cache").repos
+    assert {revision.commit_hash for revision in repository.revisions} == {hub.commit}
+    assert repository.refs.keys() == {"main"}
+    assert all(path.is_symlink() for path in folder.iterdir())

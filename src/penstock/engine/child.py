@@ -31,11 +31,12 @@ def private_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="penstock-", dir=parent if len(parent) <= longest else "/tmp"))
 
 
-def how_it_ended(status: int) -> str:
-    """Return the rest of a sentence that begins with the name of a process that has ended."""
+def how_it_ended(status: int, *, killed_here: bool = False) -> str:
+    """Return the rest of a sentence that begins with the name of a process that has ended. `killed_here`: this process
+    killed it, so the kernel did not, which would mean that memory is short."""
     if status >= 0:
         return f"ended with status {status}; its messages on standard error say why"
-    hint = ": the machine may be out of memory" if -status == signal.SIGKILL else ""
+    hint = ": the machine may be out of memory" if -status == signal.SIGKILL and not killed_here else ""
     return f"was killed by {signal.Signals(-status).name}{hint}"
 
 

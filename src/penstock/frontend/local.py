@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.frontend.answer import collect
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
+from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import Generation, PromptPart
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.jobs.lines import PATHS
@@ -21,8 +21,8 @@ from penstock.frontend.wires import OPENAI, RESPONSES
 from penstock.messages import EngineError
 
 _log = logging.getLogger("penstock.frontend")
-RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
 RETRY_SECONDS = 0.5
+MOST_FAILURES = 5  # of a request that the server began, and could not end: it may be what stops the server
 _ROUTES = {
     route.path: (wire, route)
     for wire in (OPENAI, RESPONSES)
@@ -59,6 +59,10 @@ class LocalRequests:
 
         Raises EngineError if the engine has ended.
         """
+        made = await self._try(path, body, request_id, tenant)
+        return _ROUTES[path][0].encode_error(made) if isinstance(made, APIError) else made
+
+    async def _try(self, path: str, body: bytes, request_id: str, tenant: str) -> Answer | APIError:
         wire, route = _ROUTES[path]
         function = getattr(wire.package, route.function)
         entered: list[Version] = []
@@ -93,23 +97,30 @@ class LocalRequests:
             failure = as_api_error(error, self._limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
-            return wire.encode_error(failure)
+            return failure
         finally:
             for version in entered:
                 self._own -= 1
                 version.leave()
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
-        """Like `answer`, but waits while the queue is full, and while the engine is started again."""
+        """Like `answer`, but waits while the queue is full, and while the engine is started again. A request that fails
+        with 503, as for lack of memory, is tried a few times."""
+        failures, wait = 0, RETRY_SECONDS
         while True:
             try:
-                answer = await self.answer(path, body, request_id, tenant)
-                if answer.status not in RETRY_STATUSES:
-                    return answer
+                made = await self._try(path, body, request_id, tenant)
             except EngineError:
                 if not self._models.healthy:
                     raise
-            await asyncio.sleep(RETRY_SECONDS)
+            else:
+                if isinstance(made, Answer):
+                    return made
+                failures += made.status == 503
+                if made.status not in (429, 503) or failures >= MOST_FAILURES:
+                    return _ROUTES[path][0].encode_error(made)
+                wait = RETRY_SECONDS * 2**failures if made.status == 503 else RETRY_SECONDS
+            await asyncio.sleep(wait)
 
     def _prioritised(self, part: PromptPart) -> PromptPart:
         return replace(part, request=replace(part.request, priority=self._priority))

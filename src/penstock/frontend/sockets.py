@@ -95,6 +95,7 @@ class SocketSession:
         async with asyncio.TaskGroup() as tasks:
             while (message := await receive())["type"] == "websocket.receive":
                 await self._take(message, tasks)
+                await asyncio.sleep(0)  # other streams go on before the next message, which may be there already
             self._close()
 
     async def _take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
@@ -145,7 +146,8 @@ class SocketSession:
         try:
             async with self._turns:
                 waiting.release()  # the route counts the body from here on
-                await request.run(reply.send)
+                if not request.cancelled:
+                    await request.run(reply.send)
         except Exception as error:
             await self._fail(key, error)
         else:

@@ -24,11 +24,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """The constraint on the text of a choice, from its first token to its end-of-sequence token.
 
     `text` is a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark, and has been checked by
-    `text.grammars`. With a trigger, output is free until its text contains the trigger; the grammar describes what
-    follows it. The kind "any" allows every text, for a budget of thinking alone.
+    `text.grammars`. Grammars of the kind "tools" are in Lark and made by the server. With a trigger, output is free
+    until its text contains the trigger; the grammar describes what follows it. The kind "any" allows every text, for a
+    budget of thinking alone.
     """
 
-    kind: Literal["json_schema", "regex", "lark", "any"]
+    kind: Literal["json_schema", "regex", "lark", "tools", "any"]
     text: str
     trigger: str = ""
     thinking: Thinking | None = None

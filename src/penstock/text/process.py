@@ -1,14 +1,24 @@
 """A process that does what may take too long, and can be killed: `python -m penstock.text.worker`."""
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
+from penstock.environment import child_environment
+
 START_SECONDS = 30.0  # for the process to start, on a busy machine
 _PART = 1 << 20  # bytes that are read at once
+# How a text ends the process: too much processor time, too much memory, too deep a recursion.
+_BY_A_TEXT = frozenset((1, -signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS))
+
+
+class WorkerEnded(RuntimeError):
+    """The process was ended by something else than its text, or got too little processor time to answer."""
 
 
 class WorkerProcess:
@@ -19,7 +29,8 @@ class WorkerProcess:
         command = [sys.executable, "-m", "penstock.text.worker"]
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+            end = theirs.fileno()
+            self._process = subprocess.Popen(command, stdin=end, stdout=end, env=child_environment(os.environ))
         self._asked = False
         if not self.ask_blocking(setup, START_SECONDS):
             raise RuntimeError("the process for work on texts did not start; the log has its error")
@@ -30,7 +41,8 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def ask_blocking(self, line: bytes, seconds: float) -> bytes:
-        """The answer to a line. Empty if the process ended, or had no answer in time; it is killed then."""
+        """The answer to a line. Empty if the line ended the process. Raises WorkerEnded if something else did, or if no
+        answer came in time; the process is killed then."""
         end, answer = time.monotonic() + seconds, bytearray()
         with self._asking(), contextlib.suppress(OSError):  # TimeoutError, or the process has ended
             self._socket.settimeout(seconds)
@@ -40,7 +52,7 @@ class WorkerProcess:
                 answer += _received(self._socket.recv(_PART))
             return bytes(answer)
         self.kill()
-        return b""
+        return self._verdict(seconds)
 
     async def ask(self, line: bytes, seconds: float) -> bytes:
         """As `ask_blocking`, on the event loop. If the caller is cancelled, the process is killed.
@@ -63,7 +75,7 @@ class WorkerProcess:
             self.kill()
             raise
         await asyncio.to_thread(self.kill)
-        return b""
+        return self._verdict(seconds)
 
     def kill(self) -> None:
         """Ends the process. A call that blocks on an answer gets none."""
@@ -71,6 +83,14 @@ class WorkerProcess:
         self._process.wait()
         if not self._asked:  # else the call that blocks reads the end of the stream, and calls this again
             self._socket.close()
+
+    def _verdict(self, seconds: float) -> bytes:
+        status = self._process.returncode
+        if status in _BY_A_TEXT:
+            return b""
+        if status == -signal.SIGKILL:
+            raise WorkerEnded(f"the process for it was killed, or had no answer after {seconds:g} s")
+        raise WorkerEnded(f"the process for it ended with status {status}")
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

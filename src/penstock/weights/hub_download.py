@@ -1,8 +1,9 @@
-"""Downloads the large files of a model into Hugging Face's cache. A later run continues where an earlier one stopped.
+"""Downloads the files of a model into Hugging Face's cache. A later run continues where an earlier one stopped.
 
 huggingface_hub continues a file only while its process lives: it writes to a temporary file that no other process
-finds. Here the bytes so far are in `blobs/SHA256.incomplete`, which has a lock, so several processes share a download.
-A complete file with the right digest becomes `blobs/SHA256`: huggingface_hub finds it and links it into the snapshot.
+finds. It also believes what a hub says of a file while it sends it. Here the bytes so far are in
+`blobs/DIGEST.incomplete`, which has a lock, so several processes share a download. A complete file with the digest that
+was listed becomes `blobs/DIGEST`.
 """
 
 import fcntl
@@ -24,22 +25,29 @@ Report = Callable[[int], None]  # called with the bytes that all files have so f
 
 
 class Damaged(Exception):
-    """A file has not the digest that the hub states. Its name is the message."""
+    """A file has not the size or the digest that the hub states. Its name is the message."""
 
 
 @dataclass(frozen=True)
-class LargeFile:
-    """A file in the hub's large file storage, and its place in the cache."""
+class HubFile:
+    """A file on the hub, and its place in the cache."""
 
     name: str
     size: int
-    sha256: str
+    digest: str  # SHA-256, or the SHA-1 of a git blob
     url: str
     blob: Path
 
     @property
     def partial(self) -> Path:
-        return self.blob.with_name(f"{self.sha256}.incomplete")
+        return self.blob.with_name(f"{self.digest}.incomplete")
+
+    def is_intact(self, stream: BufferedRandom) -> bool:
+        """Returns whether a stream, which is at its begin, has the digest."""
+        if len(self.digest) == 64:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == self.digest
+        git = hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+        return hashlib.file_digest(stream, lambda: git).hexdigest() == self.digest
 
     def present(self) -> int:
         """Returns the bytes that are in the cache."""
@@ -54,11 +62,11 @@ class LargeFile:
 class Download:
     """Downloads files, several at a time. `headers` authorise the requests."""
 
-    def __init__(self, files: Sequence[LargeFile], headers: Mapping[str, str]) -> None:
+    def __init__(self, files: Sequence[HubFile], headers: Mapping[str, str]) -> None:
         self._files = files
         self._headers = {**headers, "Accept-Encoding": "identity"}
         self._present = {file.name: file.present() for file in files}
-        self._waiting: queue.SimpleQueue[LargeFile] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
 
@@ -93,7 +101,7 @@ class Download:
         except BaseException as error:  # raised again in `run`
             self._errors.append(error)
 
-    def _fetch(self, file: LargeFile) -> None:
+    def _fetch(self, file: HubFile) -> None:
         from huggingface_hub.file_download import http_get
 
         file.blob.parent.mkdir(parents=True, exist_ok=True)
@@ -106,15 +114,18 @@ class Download:
                 start = stream.seek(0)
                 stream.truncate()
             # As much of a file as http_get needs.
-            part: Any = _ReportingStream(stream, lambda size: self._advance(file, size))
-            http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)
-            stream.seek(0)
-            if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
+            part: Any = _BoundedStream(stream, file, lambda size: self._advance(file, size))
+            try:
+                http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)
+                stream.seek(0)
+                if not file.is_intact(stream):
+                    raise Damaged(file.name)
+            except Damaged:
                 file.partial.unlink(missing_ok=True)
-                raise Damaged(file.name)
+                raise
             file.partial.replace(file.blob)
 
-    def _lock(self, file: LargeFile) -> BufferedRandom | None:
+    def _lock(self, file: HubFile) -> BufferedRandom | None:
         """Returns the partial file, open and locked, or None if another process has completed it in the meantime."""
         while not file.blob.exists():
             stream = os.fdopen(os.open(file.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -134,20 +145,24 @@ class Download:
         self._advance(file, file.size)
         return None
 
-    def _advance(self, file: LargeFile, size: int) -> None:
+    def _advance(self, file: HubFile, size: int) -> None:
         if self._stopped.is_set():
             raise InterruptedError(f"the download of {file.name} was stopped")
         self._present[file.name] = size
 
 
-class _ReportingStream:
-    """The stream that huggingface_hub writes to. It reports the size after each chunk."""
+class _BoundedStream:
+    """The stream that huggingface_hub writes to. It reports the size after each chunk, and takes no more than the
+    file's size."""
 
-    def __init__(self, stream: BufferedRandom, report: Report) -> None:
+    def __init__(self, stream: BufferedRandom, file: HubFile, report: Report) -> None:
         self._stream = stream
+        self._file = file
         self._report = report
 
     def write(self, data: bytes) -> int:
+        if self._stream.tell() + len(data) > self._file.size:
+            raise Damaged(self._file.name)
         count = self._stream.write(data)
         self._stream.flush()  # what is in the file survives the process
         self._report(self._stream.tell())

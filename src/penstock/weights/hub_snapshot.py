@@ -1,13 +1,10 @@
-"""One revision of a model on a hub. huggingface_hub describes it and fills its cache; digests are checked here."""
+"""One revision of a model on a hub, and in Hugging Face's cache."""
 
 import glob
-import hashlib
 import logging
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +14,9 @@ from penstock.config import format_bytes
 from penstock.observe.progress import download_progress
 from penstock.observe.reporting import reporting
 from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf
-from penstock.weights.hub_download import Damaged, Download, LargeFile
+from penstock.weights.hub_cache import ModelFolder
+from penstock.weights.hub_download import Damaged, Download, HubFile
+from penstock.weights.hub_listing import ListedFile, Listing, check_content, check_name, interruptible, read_listing
 from penstock.weights.local_models import did_you_mean
 
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -32,11 +31,8 @@ TOKENIZER_FILES = (
 WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 LICENCE_FILES = ("README.md", "LICENSE")  # fetched if they are there, for `penstock show`
 MAX_LICENCE_BYTES = 1 << 20
+HUGGING_FACE = "https://huggingface.co"
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
-TIMEOUT = 10.0  # seconds for the hub to describe a model
-VERIFIERS = 4
-
-_SHA256 = re.compile("[0-9a-f]{64}")
 _FOLDER_ALONE = ("\0",)  # a pattern that no file matches
 
 logger = logging.getLogger(__name__)
@@ -63,6 +59,7 @@ class Snapshot:
         self.patterns = patterns
         self.cache = cache
         self.watch: Callable[[int, int], None] | None = None  # gets the bytes of large files done and in total
+        self._done = (0, 0)  # these
         self.api: Any = HfApi(endpoint=endpoint, library_name="penstock")
 
     def locate(self, progress: bool, *, fallback: bool = True) -> Path:
@@ -70,14 +67,24 @@ class Snapshot:
         reached."""
         try:
             with _reporting(f"{self.name}: waiting for {self.api.endpoint}", progress):
-                info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
+                listing = interruptible(self._listing, self._check)
+        except HubError:
+            raise
         except Exception as error:  # its type depends on huggingface_hub's HTTP library
             refusal = self._refusal(error)
             reason = refusal or f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})"
             if not fallback:
                 raise HubError(reason) from error
             return self._from_cache(reason, refused=refusal is not None)
-        return self._download(info, progress)
+        return self._download(listing, progress)
+
+    def _listing(self) -> Listing:
+        return read_listing(self.api.endpoint, self.name, self.revision, self._headers())
+
+    def _check(self) -> None:
+        """Raises what `watch` raises if the download is no longer wanted."""
+        if self.watch is not None:
+            self.watch(*self._done)
 
     def _refusal(self, error: Exception) -> str | None:
         """Returns the message for the user if the hub has answered and refuses; None if it cannot be reached."""
@@ -141,86 +148,94 @@ class Snapshot:
             return None
         return folder / choose_gguf(f"the cache of {self.name}", files, self.tag)[0]
 
-    def _snapshot_folder(self, patterns: Sequence[str], *, local_files_only: bool = False) -> Path:
+    def _snapshot_folder(
+        self, patterns: Sequence[str], *, revision: str | None = None, local_files_only: bool = False
+    ) -> Path:
         return Path(
             self.api.snapshot_download(
                 self.name,
-                revision=self.revision,
+                revision=revision or self.revision,
                 cache_dir=self.cache,
                 local_files_only=local_files_only,
                 allow_patterns=list(patterns),
             )
         )
 
-    def _download(self, info: Any, progress: bool) -> Path:
-        from huggingface_hub import try_to_load_from_cache
+    def _download(self, listing: Listing, progress: bool) -> Path:
+        from huggingface_hub import constants
 
-        names = [file.rfilename for file in info.siblings or []]
+        for file in listing.files:
+            check_name(self.name, file)
+        names = [file.name for file in listing.files]
         gguf = self._gguf_files(names)
         if gguf:
-            wanted = [file for file in info.siblings or [] if file.rfilename in gguf]
-            patterns: Sequence[str] = [glob.escape(name) for name in gguf]
+            wanted = listing.named(lambda name: name in gguf)
         else:
-            wanted = [file for file in info.siblings or [] if _matches(file.rfilename, self.patterns)]
-            patterns = self.patterns
-            _check_files(self.name, names, [file.rfilename for file in wanted], weights="model.safetensors" in patterns)
-        licence = [
+            wanted = listing.named(lambda name: _matches(name, self.patterns))
+            weights = "model.safetensors" in self.patterns
+            _check_files(self.name, names, [file.name for file in wanted], weights=weights)
+        wanted += [
             file
-            for file in info.siblings or []
-            if file.rfilename in LICENCE_FILES and 0 < (file.size or 0) <= MAX_LICENCE_BYTES
+            for file in listing.files
+            if file.name in LICENCE_FILES and 0 < file.size <= MAX_LICENCE_BYTES and file not in wanted
         ]
-        fresh = [
-            file
-            for file in (*wanted, *licence)
-            if not isinstance(
-                try_to_load_from_cache(self.name, file.rfilename, cache_dir=self.cache, revision=info.sha), str
-            )
-        ]
-        large = self._large_files(fresh, info.sha)
-        self._check_disk(fresh, large)
+        for file in wanted:
+            check_content(self.name, file)
+        folder = ModelFolder(Path(self.cache or constants.HF_HUB_CACHE), self.name)
+        left = [file for file in wanted if self._left_to_library(file)]
+        ours = [self._hub_file(file, folder, listing.commit) for file in wanted if file not in left]
+        fresh = [file for file in ours if not file.blob.exists()]
+        large = {file.name for file in wanted if file.large}
+        self._check_disk(fresh)
         try:
-            self._fetch(large, progress)
+            self._fetch([file for file in fresh if file.name in large], progress)
             with _no_progress_bars(), _reporting(f"{self.name}: downloading small files", progress):
-                folder = self._snapshot_folder([*patterns, *(file.rfilename for file in licence)])
+                small = [file for file in fresh if file.name not in large]
+                Download(small, self._headers()).run(lambda size: self._check())
+                if left:
+                    patterns = [glob.escape(file.name) for file in left]
+                    self._snapshot_folder(patterns, revision=listing.commit)
         except Damaged as error:
             raise _wrong_checksum(self.name, [str(error)]) from None
-        except Exception as error:  # as above, and a disk that others have filled
+        except Exception as error:  # its type depends on huggingface_hub's HTTP library, or the disk is full
             if refusal := self._refusal(error):  # a gated model is described to everybody
                 raise HubError(refusal) from None
             raise HubError(
                 f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
             ) from error
-        if folder.name != info.sha:
-            raise HubError(f"{self.name} changed on the hub while it was downloaded; run it again")
-        _verify(self.name, folder, [file for file in fresh if all(file.rfilename != other.name for other in large)])
-        return folder / gguf[0] if gguf else folder
+        snapshot = folder.link(listing.commit, [(file.name, file.digest) for file in ours])
+        folder.list_files(listing)
+        folder.refer(self.revision or "main", listing.commit)
+        return snapshot / gguf[0] if gguf else snapshot
 
-    def _large_files(self, files: Sequence[Any], commit: str) -> list[LargeFile]:
-        """The files that are downloaded here, and not by huggingface_hub."""
-        from huggingface_hub import constants, hf_hub_url
+    def _hub_file(self, file: ListedFile, folder: ModelFolder, commit: str) -> HubFile:
+        from huggingface_hub import hf_hub_url
 
-        if constants.HF_XET_HIGH_PERFORMANCE:
-            return []
-        blobs = Path(self.cache or constants.HF_HUB_CACHE) / f"models--{self.name.replace('/', '--')}" / "blobs"
-        return [
-            LargeFile(
-                name=file.rfilename,
-                size=file.size,
-                sha256=file.lfs.sha256,
-                url=hf_hub_url(self.name, file.rfilename, revision=commit, endpoint=self.api.endpoint),
-                blob=blobs / file.lfs.sha256,
-            )
-            for file in files
-            if file.lfs is not None
-            and _SHA256.fullmatch(file.lfs.sha256)  # it becomes the name of a file
-            and 0 < (file.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
-        ]
+        url = hf_hub_url(self.name, file.name, revision=commit, endpoint=self.api.endpoint)
+        return HubFile(file.name, file.size, file.digest, url, folder.blob(file.digest))
 
-    def _check_disk(self, files: Sequence[Any], large: Sequence[LargeFile]) -> None:
+    def _left_to_library(self, file: ListedFile) -> bool:
+        """Whether huggingface_hub downloads a file by its own protocol: one beyond the limit of HTTP, and each large
+        file if the user asks for its fastest transfer. It makes paths of what the hub sends, so only Hugging Face's own
+        hub may say that."""
+        from huggingface_hub import constants
+
+        if not file.large or not (constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE):
+            return False
+        if self.api.endpoint != HUGGING_FACE:
+            if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+                raise HubError(
+                    f"{file.name} of {self.name} has {file.size} bytes; the limit of a download from "
+                    f"{self.api.endpoint} is {constants.MAX_HTTP_DOWNLOAD_SIZE}: copy the model's folder instead"
+                )
+            return False
+        return True
+
+    def _check_disk(self, files: Sequence[HubFile]) -> None:
         """Raise HubError if the cache's disk has not the space for the files."""
         from huggingface_hub import constants
 
-        needed = sum(file.size or 0 for file in files) - sum(file.present() for file in large)
+        needed = sum(file.size - file.present() for file in files)
         folder = Path(self.cache or constants.HF_HUB_CACHE).absolute()
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
@@ -230,10 +245,13 @@ class Snapshot:
                 "free: remove a model (penstock list, penstock rm NAME), or set HF_HOME to a folder on another disk"
             )
 
-    def _fetch(self, files: Sequence[LargeFile], progress: bool) -> None:
+    def _headers(self) -> dict[str, str]:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        missing = [file for file in files if not file.blob.exists()]
+        headers: dict[str, str] = build_hf_headers(library_name="penstock")
+        return headers
+
+    def _fetch(self, missing: Sequence[HubFile], progress: bool) -> None:
         if not missing:
             return
         total, done = sum(file.size for file in missing), sum(file.present() for file in missing)
@@ -242,10 +260,14 @@ class Snapshot:
             kept = f"; {format_bytes(done)} are there from an earlier run" if done else ""
             print(f"{self.name}: downloading {count}, {format_bytes(total)}{kept}", file=sys.stderr, flush=True)
         shown = download_progress(self.name, total, done) if progress else nullcontext(lambda size: None)
-        watch = self.watch
         with _no_progress_bars(), shown as report:
-            watched = report if watch is None else lambda size: watch(size, total)
-            Download(missing, build_hf_headers(library_name="penstock")).run(watched)
+
+            def watched(size: int) -> None:
+                self._done = size, total
+                report(size)
+                self._check()
+
+            Download(missing, self._headers()).run(watched)
 
     def _gguf_files(self, names: Sequence[str]) -> list[str]:
         """The files of a model in GGUF among a repository's files; none if this is a model of another format."""
@@ -272,37 +294,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _verify(name: str, folder: Path, files: list[Any]) -> None:
-    """Compare files with the hub's digests. A damaged file is removed, so that the next run downloads it again."""
-    if files:
-        logger.info("verifying %d files of %s", len(files), name)
-    with ThreadPoolExecutor(VERIFIERS, "verify") as pool:
-        good = list(pool.map(lambda file: _is_intact(folder / file.rfilename, file), files))
-    damaged = [file.rfilename for file, intact in zip(files, good, strict=True) if not intact]
-    for file in damaged:
-        link = folder / file
-        link.resolve().unlink(missing_ok=True)
-        link.unlink(missing_ok=True)
-    if damaged:
-        raise _wrong_checksum(name, damaged)
-
-
 def _wrong_checksum(name: str, files: Sequence[str]) -> HubError:
     return HubError(
         f"{name}: {', '.join(files)} came with a wrong checksum and has been removed from the cache; run it again; if "
         "that does not help, use another connection or another mirror of the hub"
     )
-
-
-def _is_intact(path: Path, file: Any) -> bool:
-    """Whether a file has its digest: SHA-256 in large file storage, else the SHA-1 of the git blob."""
-    with path.open("rb") as stream:
-        if file.lfs is not None:
-            return bool(hashlib.file_digest(stream, "sha256").hexdigest() == file.lfs.sha256)
-        content = stream.read()
-    header = b"blob %d\0" % len(content)
-    digest = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
-    return file.blob_id is None or bool(digest == file.blob_id)
 
 
 def _reporting(text: str, wanted: bool) -> AbstractContextManager[object]:

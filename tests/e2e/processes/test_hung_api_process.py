@@ -46,4 +46,5 @@ def test_a_process_that_is_stopped_is_replaced(server: Server) -> None:
     wait_for(lambda: len(api_pids(server)) == 2, PATIENCE, "another process")
     log = server.log.read_text()
     assert log.count("has not answered its supervisor") == 1
-    assert "API process 1 was killed by SIGKILL" in log
+    assert "API process 1 was killed by SIGKILL; it is started again" in log
+    assert "out of memory" not in log

@@ -129,3 +129,22 @@ async def test_a_message_must_come_to_its_end(make_site: Callable[..., Site], na
         received = await asyncio.wait_for(reader.read(), 10)
         assert (1008).to_bytes(2) + b"the message did not arrive within 1 s" in received
         await until(lambda: site.app.bodies.used == 0)
+
+
+async def test_streams_of_a_socket_that_was_closed_end_quietly(
+    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server closes it because of an error while streams still send."""
+    site = make_site(max_model_len=4000)
+    site.says("hello world, ", ends=False)
+    site.engine.output = lambda request, choice: [*site.tokenizer.encode("hello ", add_special_tokens=False)] * 500
+    async with live(site) as port, socket(port) as (reader, writer):
+        for i in range(8):
+            body = b'{"id":"%d","body":{"messages":[{"role":"user","content":"hi"}],"stream":true}}' % i
+            writer.write(frame(TEXT, body))
+        await asyncio.wait_for(reader.readexactly(2000), 10)  # they stream
+        writer.write(bytes((0x80 | TEXT, 0)))  # without a mask: a frame of a server
+        received = await asyncio.wait_for(reader.read(), 10)
+        assert (1002).to_bytes(2) in received
+        await until(lambda: site.app.sockets == 0 and site.app.lifecycle.in_flight == 0)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -134,7 +134,7 @@ async def test_finish_reasons_and_grammars(sites: Callable[..., Site], choice: A
     answer = await site.post(PATH, messages=USER, tools=[TOOL], tool_choice=choice)
     assert answer["choices"][0]["finish_reason"] == reason
     grammar = site.engine.requests[-1].grammar
-    assert grammar is not None and grammar.kind == "lark"
+    assert grammar is not None and grammar.kind == "tools"
     assert grammar.trigger == ("<tool_call>" if choice == "auto" else "")
     site.says('<tool_call>{"name": "now", "arguments": {"a": "bcdefgh"}}', ends=False)
     answer = await site.post(PATH, messages=USER, tools=[TOOL], tool_choice=choice, max_tokens=50)
@@ -155,7 +155,7 @@ async def test_budgets_of_thinking(sites: Callable[..., Site], byte_tokenizer: T
     assert await asked(thinking_budget=7) == Grammar("any", "", thinking=thinking)
     assert await asked(thinking_token_budget=7) == Grammar("any", "", thinking=thinking)
     held = await asked(thinking_budget=7, tools=[TOOL])
-    assert (held.kind, held.trigger, held.thinking) == ("lark", "<tool_call>", thinking)
+    assert (held.kind, held.trigger, held.thinking) == ("tools", "<tool_call>", thinking)
     begun = [*USER, {"role": "assistant", "content": "<think>\n"}]
     opened = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
     regex = {"structured_outputs": {"regex": "a+"}}

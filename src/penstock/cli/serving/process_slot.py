@@ -73,6 +73,7 @@ class ProcessSlot:
         self.ready = asyncio.Event()  # once the first process answers requests
         self.counts: Counts = {}  # the last that the process has sent
         self.used = (0, 0.0)  # its resident bytes and processor seconds, as seen last
+        self.hung = False  # the process that has ended was killed because it hung
         self.loaded = 0  # the version that the process can exchange the one that it serves for
         self._listening, self._lock = listening, lock
         self._starts = Starts(time.monotonic)
@@ -93,6 +94,7 @@ class ProcessSlot:
         if delay is None:
             raise EngineError(f"API process {self.number} ended too often within a minute; the log above says why")
         await asyncio.sleep(delay)
+        self.hung = False
         self.api = ApiProcess(msgspec.structs.replace(self.start, fresh=False), self._listening, self._lock)
 
     def connect(self, answer: Callable[[str], Awaitable[str]]) -> None:
@@ -201,4 +203,5 @@ class ProcessSlot:
                 missed += 1
         seconds = MISSED_LOOKS * LOOK_SECONDS
         _log.error("API process %d has not answered its supervisor for %g s and is killed", self.number, seconds)
+        self.hung = True
         self.api.process.kill()

@@ -144,7 +144,8 @@ class Supervisor:
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
             if self._stopping or self._versions.model.client.failure:
                 return
-            log.error("API process %d %s; it is started again", slot.number, how_it_ended(status))
+            how = how_it_ended(status, killed_here=slot.hung)
+            log.error("API process %d %s; it is started again", slot.number, how)
             await slot.start_again()
 
     async def _announce(self, ready: Callable[[], None]) -> None:

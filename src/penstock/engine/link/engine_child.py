@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.processors import running_on
 from penstock.engine.signals import group_signals_blocked
+from penstock.environment import child_environment
 
 if TYPE_CHECKING:
     from penstock.config import EngineConfig
@@ -25,12 +26,6 @@ ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
 IMPORT_RUNTIME = "--import-runtime"
 # In a flag or a variable: the engine may have ranks, and then it only schedules.
 MAY_MEAN_RANKS = re.compile(r"(--|PENSTOCK_)(config|distributed|tensor|pipeline|expert)", re.IGNORECASE)
-# NumPy's BLAS threads would spin beside the imports, and no engine uses them.
-QUIET = {"OPENBLAS_NUM_THREADS": "1"}
-SECRETS = frozenset(
-    ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
-)
-OF_RAY = "RAY_"  # an engine with ranks on a Ray cluster connects to it, perhaps with a token
 
 
 class EngineChild:
@@ -70,7 +65,7 @@ class EngineChild:
                     stdin=pipe,
                     stdout=STDERR,
                     pass_fds=(end,),
-                    env=engine_environment(os.environ),
+                    env=child_environment(os.environ),
                 )
             held.callback(self._reap)
             self._held = held.pop_all()
@@ -103,17 +98,3 @@ class EngineChild:
 def one_rank_expected(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether nothing on the command line or in the environment may divide the model among ranks."""
     return not any(map(MAY_MEAN_RANKS.match, (*arguments, *environ)))
-
-
-def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an engine's process, without variables whose names say that they hold a secret.
-
-    The client checks API keys and downloads models, so the engine and its ranks need no secret. Their memory and
-    /proc/PID/environ then hold none.
-    """
-    return {name: value for name, value in environ.items() if not _is_secret(name)} | QUIET
-
-
-def _is_secret(name: str) -> bool:
-    """PENSTOCK_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY and the like."""
-    return not name.startswith(OF_RAY) and not SECRETS.isdisjoint(name.upper().split("_"))

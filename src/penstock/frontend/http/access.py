@@ -29,6 +29,7 @@ from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
+from penstock.frontend.http.starts import RequestStarts
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
 from penstock.observe.metrics import Metrics
@@ -132,6 +133,7 @@ class Access:
         self.unread = unread
         self.is_socket = is_socket
         self.sockets = 0  # WebSockets and gRPC streams that are open
+        self._starts = RequestStarts()
         self._app = app
         self._metrics = metrics
         self.limits = limits
@@ -156,6 +158,7 @@ class Access:
         request_id = _request_id(header(scope, b"x-request-id"))
         inner: HeldBytes | None = scope.get("penstock.unread")
         unread = inner or self.unread.hold()
+        scope.setdefault("penstock.gone", _connected)
         info = RequestInfo(request_id.decode(), time.monotonic(), unread)
         scope["penstock.request"] = info
         origin = self._cors.allowed(scope)
@@ -245,7 +248,10 @@ class Access:
             )
         self.lifecycle.begin()
         try:
-            await self._app(scope, receive, send)
+            if await self._starts.next(scope["penstock.gone"]):
+                await self._app(scope, receive, send)
+            else:
+                request_info(scope).client_gone = True
         finally:
             self.lifecycle.end()
 
@@ -318,6 +324,11 @@ class Access:
         if info.answer_id:
             fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
+
+
+def _connected() -> bool:
+    """Whether the client of a connection that does not say so has gone."""
+    return False
 
 
 def tenant_of(key: str | None) -> str:

@@ -135,6 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             return
+        cycle = self.cycle
+        cast(Scope, self.scope)["penstock.gone"] = lambda: cycle.disconnected
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         kind = _LingeringTransport if self.parser.get_http_version() != "1.0" else _UnchunkedTransport
         self.cycle.transport = cast(asyncio.Transport, kind(self.transport, self._close))

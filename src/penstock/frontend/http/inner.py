@@ -43,6 +43,7 @@ class InnerRequest:
             "client": connection["client"],
             "server": connection["server"],
             "penstock.unread": unread,
+            "penstock.gone": self._gone.is_set,
         }
 
     @property

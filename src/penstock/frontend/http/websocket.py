@@ -7,6 +7,7 @@ that have arrived in part, of frames, and of the answers to pings that a client 
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from penstock.frontend.errors import APIError
@@ -142,7 +143,11 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)  # it may never read what is left to send
 
     async def send(self, message: Any) -> None:
-        """Returns when the client has read most of the message: until then its sender counts the bytes."""
+        """Returns when the client has read most of the message: until then its sender counts the bytes. Raises
+        ClientDisconnected after the server has closed the socket, as when the client answered no ping."""
+        await self.writable.wait()
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
         await super().send(message)
         self._go_on()  # after a close frame, messages are no longer kept for the app
         await self.writable.wait()

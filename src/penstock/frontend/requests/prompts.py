@@ -8,6 +8,7 @@ from penstock.frontend.errors import APIError, ContextOverflow, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
+from penstock.text.process import WorkerEnded
 from penstock.text.prompts import EncodeChat, Encoded, EncodeText, PromptQuestion, PromptTooLong, PromptTooSlow
 
 LARGE = 1 << 16  # characters, or bytes of a chat's body, up to which a prompt takes at most about 0.1 s
@@ -70,6 +71,8 @@ async def encode_prompt(
         raise ContextOverflow(param, error.tokens, model.max_model_len, counted=False) from error
     except PromptTooSlow as error:
         raise invalid(f"{param} {error}", param, "prompt_too_slow") from error
+    except WorkerEnded as error:
+        raise APIError(503, f"{param} was not tokenised: {error}; send it again later", retry_after=1) from error
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"{param}: {error}", param) from error
 

@@ -77,7 +77,7 @@ async def _grammar(
     # A byte of a schema takes about four times as long as a character to tokenise.
     made = await offload_if_large(partial(_tool_grammar, chat_format, use, answer, prompt_end), 4 * body_size)
     try:
-        return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
+        return await check_grammar(model, GrammarSource("tools", made.text, "tools"), made.trigger)
     except APIError as error:
         if error.code != "invalid_grammar":
             raise

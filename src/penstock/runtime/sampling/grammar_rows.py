@@ -21,7 +21,10 @@ from penstock.runtime.planning import StepWork
 class Matcher(Protocol):
     """Follows the output of one sequence through its grammar."""
 
-    error: str  # why it cannot go on; empty: it can
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty: it can."""
+        ...
 
     def free(self, tokens: int) -> bool:
         """Returns True if every token is allowed next, and also after any `tokens` more tokens. True once the output

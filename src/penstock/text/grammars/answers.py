@@ -1,19 +1,24 @@
 """Checks grammars in a worker process, since a hostile one can keep llguidance busy for hours."""
 
+import ctypes
 import os
+import random
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from penstock.messages import Grammar
+from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar
 from penstock.text.grammars.compile import compile_grammar, first_line, lark_of, lark_of_choices
+from penstock.text.grammars.copies import CompiledGrammar, GrammarCopy
 from penstock.text.grammars.questions import DEADLINE, Checked, Setup, Source
 from penstock.text.grammars.schema import GrammarError, read_schema
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
+
+WALKS, WALK_TOKENS = 2, 64  # texts of a grammar that are followed, and bytes of each
 
 ONE_OF = (
     "the keyword 'oneOf' is supported only if its schemas provably exclude each other, as those of objects that have "
@@ -37,6 +42,7 @@ class ByteTokens:
             self.tokens[token_id] = text.encode()
         self.special_token_ids = sorted(setup.special)
         self.eos_token_id = setup.eos_token_id
+        self.used = [*at, *(i for i in self.special_token_ids if i != setup.eos_token_id)]
         self._at = at
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -47,8 +53,8 @@ def grammar_answers(setup: Setup) -> Callable[[bytes], bytes]:
     """Returns the function from a Source to a Checked, which ends the process when it takes too long."""
     from llguidance import LLTokenizer
 
-    tokens: Any = ByteTokens(setup)
-    tokenizer = LLTokenizer(tokens, eos_token=[tokens.eos_token_id])
+    tokens = ByteTokens(setup)
+    tokenizer = LLTokenizer(cast(Any, tokens), eos_token=[tokens.eos_token_id])
     os.nice(5)  # a grammar that takes its second must not take it from the server's streams
     decode = msgspec.json.Decoder(Source).decode
 
@@ -56,7 +62,7 @@ def grammar_answers(setup: Setup) -> Callable[[bytes], bytes]:
         source = decode(line)
         signal.setitimer(signal.ITIMER_PROF, DEADLINE)  # the signal's default action ends the process
         try:
-            checked = Checked(check(tokenizer, source))
+            checked = Checked(check(tokenizer, source, tokens))
         except (GrammarError, ValueError) as error:
             checked = Checked(error=str(error))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -65,7 +71,7 @@ def grammar_answers(setup: Setup) -> Callable[[bytes], bytes]:
     return answer
 
 
-def check(tokenizer: "LLTokenizer", source: Source) -> Grammar:
+def check(tokenizer: "LLTokenizer", source: Source, tokens: ByteTokens) -> Grammar:
     """Returns the grammar as the engine is to read it. Raises GrammarError or ValueError."""
     if source.kind == "json_schema":
         grammar = Grammar("json_schema", read_schema(source.text), source.trigger)
@@ -74,7 +80,7 @@ def check(tokenizer: "LLTokenizer", source: Source) -> Grammar:
     elif source.kind == "grammar":
         grammar = Grammar("lark", lark_of(source.text), source.trigger)
     else:
-        grammar = Grammar("regex", source.text, source.trigger)
+        grammar = Grammar(source.kind, source.text, source.trigger)
     matcher = compile_grammar(tokenizer, grammar)
     if matcher.is_error():
         error = first_line(matcher.get_error())
@@ -82,4 +88,23 @@ def check(tokenizer: "LLTokenizer", source: Source) -> Grammar:
     matcher.compute_bitmask()
     if matcher.is_stopped() and not matcher.is_accepting():
         raise GrammarError("no text satisfies it; it may refer to itself without end")
+    for walk in range(WALKS):
+        _follow_a_text(matcher, tokens, random.Random(walk))
     return grammar
+
+
+def _follow_a_text(matcher: "LLMatcher", tokens: ByteTokens, source: random.Random) -> None:
+    """Raises GrammarError if some text of the grammar is too much work. An ambiguous grammar becomes slow after a few
+    bytes, and then every output of the engine would wait for it."""
+    size = -(-len(tokens.tokens) // 32) * 4
+    mask = ctypes.create_string_buffer(size)
+    copy = GrammarCopy(CompiledGrammar(matcher, 0.0), lambda failed: None)
+    for _ in range(WALK_TOKENS):
+        copy.compute(ctypes.addressof(mask), size, [])
+        bits = mask.raw
+        allowed = [] if copy.error else [i for i in tokens.used if bits[i >> 3] >> (i & 7) & 1]
+        if not allowed:
+            break
+        copy.consume(source.choice(allowed))
+    if copy.error.startswith(GRAMMAR_TOO_COMPLEX):  # another error is a dead end, which no output must take
+        raise GrammarError(f"{copy.error}; simplify it")

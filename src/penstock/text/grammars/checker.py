@@ -35,7 +35,8 @@ class GrammarChecker:
         """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while the processor
         is busy. One caller at a time. If the caller is cancelled, the process is killed.
 
-        Raises GrammarError for one that is wrong, too large, or too slow to compile.
+        Raises GrammarError for one that is wrong, too large, or too slow to compile, and WorkerEnded if the process
+        was ended by something else: nothing is known of the grammar then.
         """
         size = len(text.encode(errors="replace")) + len(trigger)
         if size > MAX_BYTES:
@@ -73,9 +74,14 @@ class GrammarChecker:
 
             self.close()
             self._process = await asyncio.to_thread(WorkerProcess, self._setup())
-        if answer := await self._process.ask(line, WALL_SECONDS):
+        answer = b""
+        try:
+            answer = await self._process.ask(line, WALL_SECONDS)
+        finally:
+            if not answer:
+                self._process = None
+        if answer:
             return msgspec.json.decode(answer, type=Checked)
-        self._process = None
         error = f"it takes more than {DEADLINE:g} s of processor time, or too much memory, to compile; simplify it"
         return Checked(error=error)
 

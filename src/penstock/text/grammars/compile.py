@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 WHITESPACE = r" |\n[ \t]{0,24}"
 
 
-def parser_limits() -> "LLParserLimits":
-    """Bounds of llguidance's work for a grammar and for a token. Memory: about 2 kB a state."""
+def parser_limits(kind: str) -> "LLParserLimits":
+    """Bounds of llguidance's work for a grammar and for a token. Memory: about 2 kB a state.
+
+    For each item of a row, the parser may look at all pairs of items if the grammar is ambiguous. The brackets of JSON
+    leave little room for that, and a schema needs four items for each property that is not required.
+    """
     from llguidance import LLParserLimits
 
+    ambiguous = kind == "lark"
     return LLParserLimits(
-        max_items_in_row=4000,
+        max_items_in_row=500 if ambiguous else 4000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=50_000,  # about 4 ms
-        step_max_items=20_000,  # about 1 ms
+        step_max_items=4000 if ambiguous else 20_000,  # if it is not, 20,000 take about 1 ms
         max_lexer_states=20_000,
         max_grammar_size=100_000,
         precompute_large_lexemes=False,
@@ -40,7 +45,7 @@ def compile_grammar(tokenizer: "LLTokenizer", grammar: Grammar) -> "LLMatcher":
         text = LLMatcher.grammar_from_regex(_with_plain_digits(grammar.text))
     else:
         text = LLMatcher.grammar_from_lark(grammar.text)
-    return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits(grammar.kind))
 
 
 def _with_plain_digits(expression: str) -> str:
@@ -50,8 +55,9 @@ def _with_plain_digits(expression: str) -> str:
 
 
 def lark_of_choices(choices: list[str]) -> str:
-    """A grammar for exactly one of some texts."""
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+    """A grammar for exactly one of some texts. They are one terminal, as the parser has an item for each alternative of
+    a rule."""
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
 
 
 def lark_of(text: str) -> str:
@@ -69,4 +75,4 @@ def lark_of(text: str) -> str:
 
 def first_line(error: str) -> str:
     """The part of llguidance's error that a user can use."""
-    return " ".join(error.split("\n<state>")[0].split())[:300]
+    return " ".join(error.split("\n<state>")[0].removesuffix("<non-verbose/>").split())[:300]

@@ -1,10 +1,12 @@
 """Follows outputs through their grammars, in the engine: which tokens are allowed next.
 
-llguidance computes the masks, several at once in its own threads. A grammar is compiled once, in a thread of its own;
+llguidance computes the masks, several at once on threads. A grammar is compiled once, in a thread of its own;
 every sequence then gets a copy, which takes microseconds. All of this is loaded by the first grammar.
 """
 
 import functools
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,18 +16,19 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar, Thinking
-from penstock.text.grammars.compile import compile_grammar, first_line
+from penstock.messages import Grammar, Thinking
+from penstock.text.grammars.compile import compile_grammar
+from penstock.text.grammars.copies import RENEW_SECONDS, CompiledGrammar, GrammarCopy
+from penstock.text.grammars.masks import MaskJob, MaskThreads
 from penstock.text.grammars.thinking import AllowedTokens, Thinker, ThinkingMarkers
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 MAX_COMPILED = 64  # grammars that are kept; a state of one takes about 2 kB, and it has at most 20,000
 MAX_COMPILED_BYTES = 1 << 20  # of their texts
 MAX_THREADS = 8
-_REFUSED = "doesn't satisfy the grammar"  # llguidance's words for a token that the grammar does not have
 
 
 class Trigger:
@@ -54,27 +57,36 @@ class Trigger:
         return [token_id for i in known for token_id in self._beyond[i]]
 
 
-class _CompiledGrammar(NamedTuple):
-    matcher: "LLMatcher | None"  # None: any text
+class _PreparedGrammar(NamedTuple):
+    compiled: CompiledGrammar | None  # None: any text
     trigger: Trigger | None
 
 
 class GrammarMatcher:
     """See runtime's Matcher."""
 
-    __slots__ = ("_ended", "_stops", "_tail", "_thinker", "_trigger", "_vocabulary", "error", "matcher")
+    __slots__ = ("_ended", "_stops", "_tail", "_thinker", "_trigger", "_vocabulary", "grammar")
 
     def __init__(
-        self, compiled: _CompiledGrammar, vocabulary: Sequence[bytes], stops: frozenset[int], thinker: Thinker | None
+        self,
+        grammar: GrammarCopy | None,
+        trigger: Trigger | None,
+        vocabulary: Sequence[bytes],
+        stops: frozenset[int],
+        thinker: Thinker | None,
     ) -> None:
-        self.matcher = None if compiled.matcher is None else compiled.matcher.deep_copy()
-        self.error = "" if self.matcher is None else first_line(self.matcher.get_error())
-        self._trigger = compiled.trigger
+        """Without a grammar, any text is allowed."""
+        self.grammar = grammar
+        self._trigger = trigger
         self._vocabulary = vocabulary
-        self._stops = stops if compiled.matcher is not None else frozenset[int]()  # without a grammar nothing ends
+        self._stops = stops if grammar is not None else frozenset[int]()  # without a grammar nothing ends
         self._thinker = thinker
         self._tail = b""
         self._ended = False
+
+    @property
+    def error(self) -> str:
+        return "" if self.grammar is None else self.grammar.error
 
     def free(self, tokens: int) -> bool:
         if self._ended:
@@ -82,7 +94,7 @@ class GrammarMatcher:
         if self._thinker is not None and not self._thinker.free(tokens):
             return False
         if self._trigger is None:
-            return self.matcher is None
+            return self.grammar is None
         return not tokens and (self._waits(self._trigger, self._thinker) or not self._trigger.left_out(self._tail))
 
     @staticmethod
@@ -102,7 +114,7 @@ class GrammarMatcher:
             if thinker is not None and thinker.allowed is not None and not ended:
                 only[place] = thinker.allowed
             waits = trigger is None or self._waits(trigger, thinker)
-            held = held or (trigger is None and self.matcher is not None and not ended)
+            held = held or (trigger is None and self.grammar is not None and not ended)
             if not held:
                 free.append([] if trigger is None or waits or ended else trigger.left_out(tail))
             elif thinker is None:
@@ -129,21 +141,15 @@ class GrammarMatcher:
             if trigger is not None:
                 if not waits:
                     self._look(trigger, token_id)
-            elif self.matcher is not None and not self.matcher.consume_token(token_id):
-                refused = _REFUSED in self.matcher.get_error()  # else the grammar has met a limit of the library
-                self.fail(f"the request's grammar cannot be followed beyond token {token_id}" if refused else "")
+            elif self.grammar is not None:
+                self.grammar.consume(token_id)
             self._ended = token_id in self._stops
 
     def forced(self) -> Sequence[int]:
-        held = self.matcher is not None and self._trigger is None and not (self._ended or self.error)
-        if not held or self.matcher is None or (self._thinker is not None and not self._thinker.free(0)):
+        held = self._trigger is None and not (self._ended or self.error)
+        if not held or self.grammar is None or (self._thinker is not None and not self._thinker.free(0)):
             return ()
-        return self.matcher.compute_ff_tokens()
-
-    def fail(self, what: str = "") -> None:
-        """Notes that the matcher cannot go on."""
-        reason = "" if self.matcher is None else first_line(self.matcher.get_error())
-        self.error = ": ".join(part for part in (what or GRAMMAR_TOO_COMPLEX, reason) if part)
+        return self.grammar.forced()
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
         """Looks for the trigger in the output."""
@@ -173,30 +179,31 @@ class GrammarMatchers:
         self._stops = frozenset(eos_token_ids)
         self._threads = max(1, min(threads, MAX_THREADS))
         self._compiler = ThreadPoolExecutor(1, "grammar")
-        self._compiled: OrderedDict[Grammar, Future[_CompiledGrammar]] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Future[_PreparedGrammar]] = OrderedDict()
         self._bytes = 0
+        self._renewing = threading.Lock()
         self._vocabulary: list[bytes] = []
         self._text: Tokenizer | None = None  # the model's
         self._tokenizer: LLTokenizer | None = None
         self._known_markers: dict[tuple[str, str, tuple[str, ...]], ThinkingMarkers] = {}
-        self._executor: LLExecutor | None = None
+        self._masks = MaskThreads(self._threads)
 
     def prepare(self, grammar: Grammar) -> bool:
         return self._future(grammar).done()
 
     def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> GrammarMatcher:
-        compiled = self._future(grammar).result()
+        compiled, trigger = self._future(grammar).result()
         thinker = None
         if grammar.thinking is not None:
-            strict = compiled.matcher is not None and compiled.trigger is None
+            strict = compiled is not None and trigger is None
             thinker = Thinker(self._markers(grammar.thinking), grammar.thinking, strict=strict)
-        matcher = GrammarMatcher(compiled, self._vocabulary, self._stops, thinker)
+        copy = None if compiled is None else GrammarCopy(compiled, functools.partial(self._renew, grammar))
+        matcher = GrammarMatcher(copy, trigger, self._vocabulary, self._stops, thinker)
         matcher.take(output_ids)
         return matcher
 
     def fill(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]], words: NDArray[np.int32]) -> None:
-        size = words.shape[1] * words.itemsize
-        constrained: list[tuple[LLMatcher, int, list[int]]] = []
+        jobs: list[MaskJob] = []
         forced: list[tuple[int, AllowedTokens]] = []  # lines of masks with the only tokens that they allow
         line = 0
         for matcher, drafts in wanted:
@@ -204,31 +211,14 @@ class GrammarMatchers:
             forced += [(line + place, step) for place, step in only.items()]
             for i, left_out in enumerate(free):
                 words[line + i] = _mask(words.shape[1], left_out, other=1)
-            if len(free) <= len(drafts) and matcher.matcher is not None:
-                constrained.append((matcher.matcher, line + len(free), list(drafts[len(free) :])))
+            if len(free) <= len(drafts) and matcher.grammar is not None:
+                jobs.append(MaskJob(matcher.grammar, line + len(free), list(drafts[len(free) :])))
             line += 1 + len(drafts)
-        plain = [(matcher, at) for matcher, at, drafts in constrained if not drafts]
-        drafted = [each for each in constrained if each[2]]
-        if len(plain) == 1:
-            plain[0][0].unsafe_compute_mask_ptr(words.ctypes.data + plain[0][1] * size, size)
-        elif plain:
-            self._threaded().unsafe_compute_mask_ptr(plain, words.ctypes.data, size, len(words))
-        if drafted:
-            self._threaded().unsafe_compute_mask_ptr_with_draft_token(drafted, words.ctypes.data, size, len(words))
+        self._masks.fill(jobs, words)
         for line, step in forced:
             words[line] = _mask(words.shape[1], step, other=0)
-        for matcher, _ in wanted:
-            if matcher.matcher is not None and matcher.matcher.is_error() and not matcher.error:
-                matcher.fail()
 
-    def _threaded(self) -> "LLExecutor":
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(self._threads)
-        return self._executor
-
-    def _future(self, grammar: Grammar) -> "Future[_CompiledGrammar]":
+    def _future(self, grammar: Grammar) -> "Future[_PreparedGrammar]":
         """The compiled grammar, perhaps not yet done."""
         grammar = replace(grammar, thinking=None) if grammar.thinking is not None else grammar
         future = self._compiled.get(grammar)
@@ -236,23 +226,52 @@ class GrammarMatchers:
             future = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
             self._bytes += len(grammar.text)
             while len(self._compiled) > 1 and (len(self._compiled) > MAX_COMPILED or self._bytes > MAX_COMPILED_BYTES):
-                dropped, _ = self._compiled.popitem(last=False)
-                self._bytes -= len(dropped.text)
+                self._forget(next(iter(self._compiled)))
         else:
             self._compiled.move_to_end(grammar)
         return future
 
-    def _compile(self, grammar: Grammar) -> _CompiledGrammar:
+    def _forget(self, grammar: Grammar) -> None:
+        del self._compiled[grammar]
+        self._bytes -= len(grammar.text)
+
+    def _compile(self, grammar: Grammar) -> _PreparedGrammar:
         """Compiles a grammar. Runs in the compiler's thread."""
         if self._text is None:
             self._read_vocabulary()
         if grammar.kind == "any":
-            return _CompiledGrammar(None, None)
+            return _PreparedGrammar(None, None)
         if self._tokenizer is None:
             self._tokenizer = self._of_llguidance()
-        matcher = compile_grammar(self._tokenizer, grammar)
         trigger = Trigger(grammar.trigger.encode(), self._vocabulary) if grammar.trigger else None
-        return _CompiledGrammar(matcher, trigger)
+        return _PreparedGrammar(self._timed(self._tokenizer, grammar), trigger)
+
+    @staticmethod
+    def _timed(tokenizer: "LLTokenizer", grammar: Grammar) -> CompiledGrammar:
+        began = time.thread_time()
+        return CompiledGrammar(compile_grammar(tokenizer, grammar), time.thread_time() - began)
+
+    def _renew(self, grammar: Grammar, failed: CompiledGrammar) -> CompiledGrammar | None:
+        """Compiles a grammar anew whose lexer has failed, for later sequences, too. Returns None for one that takes
+        long, which the compiler's thread compiles for later ones. Runs in the threads of masks."""
+        grammar = replace(grammar, thinking=None)
+        with self._renewing:
+            future = self._compiled.get(grammar)
+            if future is not None:
+                if not future.done():
+                    return None
+                if future.result().compiled is not failed:
+                    return future.result().compiled
+                self._forget(grammar)
+            if failed.seconds > RENEW_SECONDS or self._tokenizer is None:
+                return None
+            compiled = self._timed(self._tokenizer, grammar)
+            if future is not None:
+                renewed: Future[_PreparedGrammar] = Future()
+                renewed.set_result(_PreparedGrammar(compiled, future.result().trigger))
+                self._compiled[grammar] = renewed
+                self._bytes += len(grammar.text)
+            return compiled
 
     def _markers(self, thinking: Thinking) -> ThinkingMarkers:
         """The markers of a budget, whose grammar has been compiled. A model has a few of them."""

@@ -8,7 +8,7 @@ from penstock.messages import Grammar
 
 DEADLINE = 0.7  # seconds of processor time that compiling a grammar may take: with all around it, less than 1 s
 
-SourceKind = Literal["json_schema", "regex", "choice", "grammar"]
+SourceKind = Literal["json_schema", "regex", "choice", "grammar", "tools"]
 
 
 class Setup(msgspec.Struct, frozen=True, tag="grammars"):
@@ -20,7 +20,8 @@ class Setup(msgspec.Struct, frozen=True, tag="grammars"):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A grammar as a client sends it: `choice` is a JSON list of texts, `grammar` is in Lark or GBNF."""
+    """A grammar as a client sends it: `choice` is a JSON list of texts, `grammar` is in Lark or GBNF. `tools` is in
+    Lark and made here, of schemas that a client sends."""
 
     kind: SourceKind
     text: str

@@ -52,8 +52,8 @@ class PromptWorkers:
             self._setup = msgspec.json.encode(setup)
 
     def encode(self, question: PromptQuestion) -> Encoded:
-        """As PromptEncoder.encode; it also raises PromptTooSlow. Blocks. Without a process, such as when the
-        tokenizer's files have changed, this thread does the work."""
+        """As PromptEncoder.encode; it also raises PromptTooSlow and WorkerEnded. Blocks. Without a process, such as
+        when the tokenizer's files have changed, this thread does the work."""
         try:
             line = msgspec.json.encode(question)
         except UnicodeEncodeError:  # an unpaired surrogate, which the tokenizer refuses
@@ -96,7 +96,7 @@ class PromptWorkers:
             return None
         try:
             return WorkerProcess(self._setup)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:  # WorkerEnded is one
             log.warning("long prompts are tokenised by threads, which cannot be stopped: %s", error)
             self._setup = None
             return None

@@ -1,11 +1,13 @@
 // Reads Markdown as a list of blocks. Plain data comes out: what is shown is made of elements, never of HTML text.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+// Every pattern takes time in proportion to the line: no two parts of one can match the same characters.
+const FENCE = /^ {0,3}(`{3,}|~{3,})/;
+const FENCE_END = /^ {0,3}(`{3,}|~{3,})\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
-const DELIMITERS = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITERS = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$/;
 const MAX_DEPTH = 8; // of lists and quotes in each other; deeper ones are shown as text
 const MAX_COLUMNS = 64;
 
@@ -70,12 +72,12 @@ class Lines {
 function readBlock(lines, depth) {
   const { line } = lines;
   if (!line.trim()) return void lines.take();
-  const fence = FENCE.exec(line);
+  const fence = fenceOf(line);
   if (fence) return readFence(lines, fence);
   const heading = HEADING.exec(line);
   if (heading) {
     lines.take();
-    return { type: "heading", level: heading[1].length, text: heading[2] };
+    return { type: "heading", level: heading[1].length, text: withoutEnd(line.slice(heading[0].length), "#").trim() };
   }
   if (RULE.test(line)) {
     lines.take();
@@ -89,12 +91,25 @@ function readBlock(lines, depth) {
   return readParagraph(lines, depth);
 }
 
-function readFence(lines, [, mark, lang]) {
+// The mark of a line that begins a block of code, and the name of its language.
+function fenceOf(line) {
+  const found = FENCE.exec(line);
+  const rest = found && line.slice(found[0].length).trim();
+  return found && !rest.includes("`") ? { mark: found[1], lang: rest.split(/\s/, 1)[0] } : null;
+}
+
+// A text without blanks and `marks` at its end.
+function withoutEnd(text, marks) {
+  let end = text.trimEnd().length;
+  while (end && marks.includes(text[end - 1])) end -= 1;
+  return text.slice(0, end);
+}
+
+function readFence(lines, { mark, lang }) {
   lines.take();
-  const close = new RegExp(`^ {0,3}${mark[0]}{${mark.length},}\\s*$`);
   const start = lines.offset;
   while (lines.more()) {
-    if (close.test(lines.line)) {
+    if (FENCE_END.exec(lines.line)?.[1].startsWith(mark)) {
       const text = lines.text.slice(start, Math.max(start, lines.offset - 1));
       lines.take();
       return { type: "code", lang, text, closed: true };
@@ -145,7 +160,7 @@ function readList(lines) {
 }
 
 function startsBlock(line) {
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+  return fenceOf(line) !== null || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
 }
 
 export function tableCells(line) {
@@ -248,7 +263,7 @@ function readAddress(text, at) {
   ADDRESS.lastIndex = start;
   const found = ADDRESS.exec(text);
   if (!found) return null;
-  const address = start > at ? found[0] : found[0].replace(/[.,;:!?)\]*_~]+$/, "");
+  const address = start > at ? found[0] : withoutEnd(found[0], ".,;:!?)]*_~");
   const href = safeAddress(address);
   const end = start + address.length;
   if (!href || (start > at && text[end] !== ">")) return null;
@@ -262,7 +277,7 @@ function readLink(text, at, depth, find) {
   const middle = find("](", start);
   if (middle < 0 || middle - start > MAX_LINK || depth >= MAX_INLINE_DEPTH) return null;
   if (text.slice(start, middle).includes("[")) return null;
-  const end = text.indexOf(")", middle);
+  const end = find(")", middle);
   if (end < 0 || end - middle > MAX_LINK) return null;
   const href = safeAddress(text.slice(middle + 2, end).trim().split(/\s/)[0]);
   const label = text.slice(start, middle);

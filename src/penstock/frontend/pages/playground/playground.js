@@ -2,6 +2,7 @@
 import { html, render, useEffect, useRef, useState } from "../vendor/preact.js";
 import { fetchJSON } from "../shared/api.js";
 import { Header, KeyDialog, Tool, useStored } from "../shared/shell.js";
+import { Boundary } from "./boundary.js";
 import { Completion } from "./completion.js";
 import { Composer } from "./composer.js";
 import { CodeDialog, Shortcuts } from "./dialogs.js";
@@ -11,7 +12,7 @@ import { parameters, wireMessages } from "./settings.js";
 import { SettingsPanel } from "./settings-panel.js";
 import { Sidebar } from "./sidebar.js";
 import { readJSON } from "./schema.js";
-import { fromFile, load, newConversation, newId, save, toJSON } from "./store.js";
+import { forgetAll, fromFile, load, newConversation, newId, save, toJSON } from "./store.js";
 import { Answer, Question } from "./thread.js";
 
 const CHAT = "/v1/chat/completions";
@@ -363,7 +364,9 @@ function App() {
           ${[["chat", "Chat"], ["completion", "Completion"]].map(([mode, label]) => html`<button type="button" aria-pressed=${conversation.mode === mode} onClick=${() => play.setMode(mode)}>${label}</button>`)}
         </div>`}
         ${play.notice && html`<div class="notice problem" role="alert"><span>${play.notice}</span><${Tool} icon="close" label="Close this message" onClick=${() => ((play.notice = ""), play.show())} /></div>`}
-        ${embeds ? html`<${Embeddings} server=${play.server} />` : html`<${Thread} play=${play} schema=${read.value} />`}
+        ${embeds
+          ? html`<${Embeddings} server=${play.server} />`
+          : html`<${Boundary} key=${conversation.id} remedy="Choose another conversation, or delete this one."><${Thread} play=${play} schema=${read.value} /><//>`}
         ${!embeds && conversation.mode === "chat" && html`<${Composer} key="composer" play=${play} busy=${busy} />`}
       </main>
       ${shown && html`<${SettingsPanel} conversation=${conversation} server=${play.server} onClose=${toggleSettings}
@@ -385,4 +388,5 @@ function RequestCode({ play, onClose }) {
   }
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+const restart = ["Delete all conversations in this browser", () => (forgetAll(), location.reload())];
+render(html`<${Boundary} remedy="Load the page again; if that does not help:" action=${restart}><${App} /><//>`, document.getElementById("app"));

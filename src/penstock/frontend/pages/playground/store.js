@@ -21,6 +21,10 @@ export function load() {
   }
 }
 
+export function forgetAll() {
+  localStorage.removeItem(NAME);
+}
+
 // Returns what is wrong, or "". Probabilities of tokens are not kept: they take ten times the text.
 export function save(conversations) {
   const text = toJSON(conversations.filter((one) => one.messages.length || one.prompt || one.system));
@@ -87,6 +91,7 @@ function readMessage(message) {
   const read = { id: newId(), role: message.role };
   if (read.role !== "assistant") return { ...read, content: text(message.content), call: text(message.call) };
   const versions = list(message.versions).map(readVersion);
+  if (!versions.length) return null; // an answer has at least one
   return { ...read, versions, current: Math.min(Math.max(0, message.current | 0), versions.length - 1) };
 }
 
