@@ -212,7 +212,7 @@ def test_a_limit_of_the_library_is_the_grammars_fault() -> None:
     matchers = GrammarMatchers(Words, 262, [END], threads=1)  # type: ignore[arg-type]
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     matcher = matchers.matcher(Grammar("json_schema", json.dumps(schema)), list(b"{"))
-    assert matcher.error.startswith(GRAMMAR_TOO_COMPLEX) and "max is" in matcher.error
+    assert matcher.error.startswith(GRAMMAR_TOO_COMPLEX)  # for its items, or for its time on a slow machine
     matcher = matchers.matcher(Grammar("json_schema", "{}"), list(b"x"))
     assert "cannot be followed beyond token 120" in matcher.error
 

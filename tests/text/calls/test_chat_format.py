@@ -9,12 +9,12 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from penstock.config.settings import ReasoningFormatName, ToolFormatName
+from penstock.declared.settings import SETTINGS
 from penstock.text import ChatTemplate, ChatTemplateError
 from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, ChatFormat
 from tests.text import tokenizers_on_disk
@@ -270,8 +270,8 @@ def test_ids_that_a_template_refuses_are_replaced() -> None:
 
 
 def test_the_settings_have_all_formats() -> None:
-    assert set(get_args(ToolFormatName)) == {"auto", "none", *TOOL_FORMATS}
-    assert set(get_args(ReasoningFormatName)) == {"auto", "none", *REASONING_FORMATS}
+    assert set(SETTINGS["tool_format"].kind.choices) == {"auto", "none", *TOOL_FORMATS}
+    assert set(SETTINGS["reasoning_format"].kind.choices) == {"auto", "none", *REASONING_FORMATS}
 
 
 def test_formats_can_be_chosen() -> None:
