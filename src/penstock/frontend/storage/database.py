@@ -17,6 +17,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.storage import responses
 from penstock.frontend.storage.spare import Spare, is_full
+from penstock.frontend.storage.tables import upgrade, version_of
 
 T = TypeVar("T")
 
@@ -26,23 +27,6 @@ _CHECKPOINT = "wal_checkpoint(TRUNCATE)"
 _VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
 _BUSY_SECONDS = 30.0  # that another process's transaction may take
 _WARN_SECONDS = 60.0  # between lines about responses that made room
-_VERSION = 1  # of the tables; a change of them needs another one, and code that brings older ones up to it
-_SCHEMA = f"""
-PRAGMA user_version = {_VERSION};
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
-    input BLOB, output BLOB, rest BLOB);
-CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, name TEXT, purpose TEXT, bytes INTEGER,
-    created INTEGER, expires INTEGER, complete INTEGER);
-CREATE TABLE IF NOT EXISTS chunks (file TEXT, number INTEGER, data BLOB, PRIMARY KEY (file, number));
-CREATE TABLE IF NOT EXISTS batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, open INTEGER, expires INTEGER, fields BLOB);
-CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, number);
-CREATE INDEX IF NOT EXISTS batches_of_owner ON batches (owner, number);
-CREATE INDEX IF NOT EXISTS open_batches ON batches (open) WHERE open = 1;
-CREATE INDEX IF NOT EXISTS responses_end ON responses (expires);
-"""
 _log = logging.getLogger("penstock.storage")
 
 
@@ -185,16 +169,14 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):  # 0: it is new, or older than this number
-                raise _other_version(version)
+            version_of(connection)  # before anything is changed
             connection.execute(f"PRAGMA page_size = {_PAGE}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the process loses nothing
             connection.execute("PRAGMA journal_size_limit = 67108864")
             self._bound(connection, self._limit)
-            connection.executescript(_SCHEMA)
+            upgrade(connection)
         except BaseException:
             connection.close()
             raise
@@ -222,12 +204,6 @@ class Database:
         hint = "; move penstock.sqlite3 away or name another --state-dir" if _is_unusable(error) else ""
         _log.error("%s cannot be used: %s%s", self.folder, error, hint)
         return APIError(503, f"the server's storage cannot be used: {error}", code="storage_unavailable")
-
-
-def _other_version(version: int) -> sqlite3.Error:
-    return sqlite3.DatabaseError(
-        f"another version of Penstock has written it: its tables have the version {version}, and this one's {_VERSION}"
-    )
 
 
 def _is_unusable(error: Exception) -> bool:
