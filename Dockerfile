@@ -22,18 +22,19 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM python:${PYTHON}-slim-bookworm
 COPY --from=build /opt/penstock /opt/penstock
 RUN useradd --uid 1000 --create-home penstock \
- && install --directory --owner penstock --group penstock /models
+ && install --directory --owner penstock --group penstock /models /state
 USER 1000:1000
 WORKDIR /home/penstock
 ENV PATH=/opt/penstock/bin:$PATH \
     HF_HOME=/models \
+    PENSTOCK_STATE_DIR=/state \
     PENSTOCK_HOST=0.0.0.0 \
     PENSTOCK_PORT=8000
-VOLUME /models
+VOLUME /models /state
 EXPOSE 8000
-# Not through a proxy that the environment may name.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(f\"http://127.0.0.1:{os.environ['PENSTOCK_PORT']}/readyz\", timeout=2)"]
+# It finds the port, and whether the server speaks TLS, by itself.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --retries=3 \
+    CMD ["python", "-m", "penstock.cli.operate.health"]
 STOPSIGNAL SIGTERM
 # Not a shell: SIGTERM must reach Penstock, which then lets requests in flight finish.
 ENTRYPOINT ["penstock"]

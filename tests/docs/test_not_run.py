@@ -21,7 +21,7 @@ from tests.clients import __main__ as clients
 from tests.clients.matrix import CLIENTS
 from tests.docs.pages import ROOT, blocks, pages
 from tests.packaging.test_dockerfile import values
-from tests.packaging.test_systemd import PROGRAM, UNIT, option
+from tests.packaging.test_systemd import PROGRAM, TEMPLATE, UNIT, option
 
 FOREIGN = ("aiperf", "git", "lm_eval", "ray")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,9 +59,12 @@ def test_what_a_command_names_is_there(command: str, tiny_checkpoint: Callable[.
             assert f"{folder}/bin/penstock" == PROGRAM
         case ["install", "-D", "-m", _, source, target]:
             assert (ROOT / source).is_file()
-            assert target in (f"/etc/systemd/system/{UNIT.name}", option("EnvironmentFile").removeprefix("-"))
+            instance = [TEMPLATE.name, "small.yaml"]
+            known = [UNIT.name, "penstock.yaml", Path(option("EnvironmentFile").removeprefix("-")).name, *instance]
+            folder = "/etc/systemd/system" if target.endswith(".service") else "/etc/penstock"
+            assert target in [f"{folder}/{name}" for name in known]
         case ["systemctl", "enable", "--now", unit] | ["journalctl", "--unit", unit, "--follow"]:
-            assert UNIT.name == f"{unit}.service"
+            assert f"{unit}.service" in (UNIT.name, TEMPLATE.name.replace("@", "@small"))
         case ["python", "-m", "tests.clients", name, _]:
             assert f"python -m tests.clients {name} FOLDER [NAME...]" in (clients.__doc__ or "")
         case ["TEST_CLIENTS=FOLDER", "pytest", *words]:
@@ -106,10 +109,11 @@ def _check_make(words: list[str]) -> None:
 
 
 def _check_docker_run(words: list[str]) -> None:
-    """The image has the port, the volume and the setting, and the server ends before Docker kills it."""
+    """The image has the port, the volumes and the setting, and the server ends before Docker kills it."""
     given = dict(pairwise(words))
     assert given["--publish"].rpartition(":")[2] in values("EXPOSE")
-    assert given["--volume"].rpartition(":")[2] in values("VOLUME")
+    mounted = {word.rpartition(":")[2] for flag, word in pairwise(words) if flag == "--volume"}
+    assert mounted == {folder for line in values("VOLUME") for folder in line.split()}
     name = given["--env"].partition("=")[0]
     assert name.removeprefix("PENSTOCK_").lower() in Settings.model_fields
     assert int(given["--stop-timeout"]) > ServerConfig().drain_timeout

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.frontend import RequestLimits
 from penstock.frontend.errors import APIError
 from penstock.frontend.storage import files
 from penstock.frontend.storage.content import remove
@@ -63,7 +65,12 @@ async def test_a_full_disk_fails_the_batch_and_nothing_else(make_site: Callable[
         assert 0 < len(stored) < 1000
         while (refused := await upload(client, b"x" * 100_000)).status_code == 200:
             pass
-        assert refused.status_code == 507 and refused.json()["error"]["code"] == "storage_full"
+        error = refused.json()["error"]
+        assert refused.status_code == 507 and error["code"] == "storage_full"
+        assert "its disk has" in error["message"] and str(RequestLimits().max_stored_bytes) not in error["message"]
+        scraped = (await client.get("/metrics")).text
+        assert int(re.findall(r'errors_total{reason="full"} (\d+)', scraped)[0]) >= 2
+        assert float(re.findall(r"^penstock_storage_free_bytes (\S+)", scraped, re.MULTILINE)[0]) < MIB
         for file_id in (small["id"], made["input_file_id"]):
             deleted = await client.delete(f"/v1/files/{file_id}")
             assert deleted.status_code == 200, deleted.text

@@ -169,13 +169,32 @@ async def test_files_make_room_by_responses_and_are_kept_themselves(make_site: S
     kept = []
     while (answer := await upload()).status_code == 200:
         kept.append(answer.json()["id"])
-    assert answer.status_code == 507 and answer.json()["error"]["code"] == "storage_full"
+    error = answer.json()["error"]
+    assert answer.status_code == 507 and error["code"] == "storage_full"
+    assert f"it has its limit of {2 << 20} bytes" in error["message"] and "disk" not in error["message"]
     assert (await site.http.get(f"{PATH}/{made['id']}")).status_code == 404
     assert len(kept) >= 2
     for name in kept:
         assert (await site.http.get(f"/v1/files/{name}")).status_code == 200
-    answered = await site.post(PATH, input="x" * 6000, max_output_tokens=4)  # it is answered, but not stored
-    assert (await site.http.get(f"{PATH}/{answered['id']}")).status_code in (200, 404)
+    answered = await site.post(PATH, input="x" * 6000, max_output_tokens=4)  # it is answered, but may not be stored
+    assert (await site.http.get(f"{PATH}/{answered['id']}")).status_code == (200 if answered["store"] else 404)
+
+
+async def test_a_response_that_could_not_be_stored_says_so(make_site: Sites, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file, where the folder should be")
+    site = make_site(state_dir=str(tmp_path / "state"))
+    site.says("hello")
+    made = await site.post(PATH, input="x", max_output_tokens=4)
+    assert made["store"] is False and made["status"] == "incomplete" and made["output"]
+    events = await streamed(site, input="x", max_output_tokens=4)  # with numbers that follow each other
+    assert [event["response"]["store"] for event in events if "response" in event] == [True, True, False]
+    async with live(site) as port, connect(f"ws://127.0.0.1:{port}{PATH}") as socket:
+        await socket.send(json.dumps({"type": "response.create", "input": "x", "max_output_tokens": 4}))
+        while not (event := json.loads(await socket.recv()))["type"].startswith("response.incomplete"):
+            pass
+        assert event["response"]["store"] is False
+    scraped = (await site.http.get("/metrics")).text
+    assert 'penstock_storage_errors_total{reason="unavailable"} 3.0' in scraped
 
 
 SIZE = 20_000_000  # bytes: more than the kernel buffers for a connection

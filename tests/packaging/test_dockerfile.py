@@ -3,10 +3,13 @@
 import fnmatch
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from penstock.cli.operate import health
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -39,11 +42,17 @@ def test_signals_reach_the_server_and_it_is_not_root() -> None:
     assert not [name for name in names[names.index("USER") :] if name in ("RUN", "COPY", "ADD")]
 
 
-def test_the_health_check_is_a_program_that_compiles() -> None:
+def test_the_health_check_is_a_program_of_the_package() -> None:
     command = json.loads(values("HEALTHCHECK")[0].partition("CMD")[2])
-    assert command[:2] == ["python", "-c"]
-    compile(command[2], "HEALTHCHECK", "exec")
-    assert "/readyz" in command[2]
+    assert command == ["python", "-m", health.__name__]
+
+
+def test_what_is_stored_outlives_a_container() -> None:
+    (environment,) = (dict(part.split("=", 1) for part in shlex.split(each)) for each in values("ENV"))
+    volumes = values("VOLUME")[0].split()
+    assert {environment["HF_HOME"], environment["PENSTOCK_STATE_DIR"]} == set(volumes)
+    (made,) = (each for each in values("RUN") if "useradd" in each)
+    assert all(volume in made for volume in volumes)  # they belong to the user, so the volumes do
 
 
 def test_the_build_context_is_what_the_wheel_is_built_from() -> None:

@@ -125,7 +125,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
         from penstock.frontend import Serving
+        from penstock.frontend.http.loading import answering_early
         from penstock.observe.metrics import Metrics
+        from penstock.prepare.checks import check_tls
         from penstock.prepare.served import served_model
         from penstock.text import Tokenizer
 
@@ -139,7 +141,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
         raise
-    client = await connecting
+    tls = check_tls(prepared.resolved.server)
+    async with answering_early(start.sock, None if tls is None else tls.context):
+        client = await connecting
     costs = cost_model(prepared, prepared.hardware)
     served = served_model(prepared.answers, client, tokenizer, costs, loaded.texts)
     metrics, server = Metrics(CollectorRegistry(), dropped_lines), prepared.resolved.server

@@ -92,7 +92,8 @@ class Codec(Protocol):
         ...
 
 
-Keep = Callable[[], Awaitable[None]]
+# Stores a complete answer. Takes the bytes that end it, and returns those to send: they may say that it is not stored.
+Keep = Callable[[bytes], Awaitable[bytes]]
 
 
 async def stream(
@@ -165,9 +166,7 @@ async def collect(
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
     whole = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
-    if keep is not None:
-        await keep()
-    return whole
+    return whole if keep is None else await keep(whole)
 
 
 async def _send_rest(
@@ -188,6 +187,4 @@ async def _send_rest(
     except Exception as error:
         return _failure(error, generation, codec, retry_after)
     end = codec.closing(usage)
-    if keep is not None:
-        await keep()
-    return end
+    return end if keep is None else await keep(end)

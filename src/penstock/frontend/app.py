@@ -54,7 +54,8 @@ def create_app(
     are traced. With a `store`, clients may download and delete models. `siblings` are the server's other API processes.
     """
     limits = limits or RequestLimits.of(config)
-    storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock)
+    storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock, metrics.storage)
+    metrics.storage_room = None if storage is None else storage.room
     bodies, unread = body_budget(limits), answer_budget(limits)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight

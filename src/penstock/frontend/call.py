@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.frontend.answer import Codec
+from penstock.frontend.answer import Codec, Keep
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.limits import RequestLimits
@@ -86,5 +86,5 @@ class Call(NamedTuple):
     codec: Codec
     stream: bool  # True: the answer is a stream of events
     operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"
-    keep: Callable[[], Awaitable[None]] | None = None  # stores a complete answer before its end is sent
+    keep: Keep | None = None  # stores a complete answer before its end is sent
     headers: Mapping[str, str] = MappingProxyType({})  # of the answer

@@ -7,7 +7,7 @@ and codes, but no user text.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -25,6 +25,15 @@ T = TypeVar("T")
 _PREFIXES = ("penstock_", "vllm:")
 _IDLE = EngineStats()
 RELOADS = ("done", "unchanged", "refused", "failed")  # the results of reloads
+STORAGE_ERRORS = ("full", "unavailable")  # the reasons for which something could not be stored or read
+STORAGE_EVENTS = (*STORAGE_ERRORS, "responses_deleted")
+
+
+class Room(Protocol):
+    """A place with a limit. Sizes are in bytes."""
+
+    def used(self) -> int: ...
+    def free(self) -> int: ...
 
 
 class Metrics:
@@ -42,6 +51,8 @@ class Metrics:
         self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
         self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
         self.reloads = dict.fromkeys(RELOADS, 0)  # by result
+        self.storage = dict.fromkeys(STORAGE_EVENTS, 0)
+        self.storage_room: Room | None = None  # None: nothing is stored
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
@@ -78,6 +89,7 @@ class Metrics:
             "requests": {" ".join(key): count for key, count in self._requests.items()},
             "dropped_lines": self._dropped_lines(),
             "in_flight": self.in_flight(),
+            "storage": dict(self.storage),
         }
 
     def load(self, counts: Counts) -> None:
@@ -86,6 +98,7 @@ class Metrics:
             method, route, code = key.split(" ")
             self._requests[method, route, code] = count
         self.in_flight = lambda: counts["in_flight"]
+        self.storage.update(counts["storage"])
         self._dropped_lines = lambda: counts["dropped_lines"]
 
     def _server(self) -> Iterator[Metric]:
@@ -107,8 +120,29 @@ class Metrics:
         for result, count in self.reloads.items():
             reloads.add_metric([result], count)
         yield reloads
+        yield from self._storage_series()
         text = "Log lines dropped because standard error was full."
         yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
+
+    def _storage_series(self) -> Iterator[Metric]:
+        """The series of stored responses, files and batches. Without storage there are no sizes."""
+        room = self.storage_room
+        text = "Size of the stored responses, files and batches."
+        used = GaugeMetricFamily("penstock_storage_bytes", text, labels=[])
+        text = "Bytes that may still be stored, by limit and disk."
+        free = GaugeMetricFamily("penstock_storage_free_bytes", text, labels=[])
+        if room is not None:
+            used.add_metric([], room.used())
+            free.add_metric([], room.free())
+        yield used
+        yield free
+        text = "Times that something could not be stored or read, by reason."
+        errors = CounterMetricFamily("penstock_storage_errors", text, labels=["reason"])
+        for reason in STORAGE_ERRORS:
+            errors.add_metric([reason], self.storage[reason])
+        yield errors
+        text = "Stored responses deleted before they expired, to make room."
+        yield CounterMetricFamily("penstock_storage_responses_deleted", text, value=self.storage["responses_deleted"])
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The exposition and its content type, which is OpenMetrics if the scraper accepts it."""

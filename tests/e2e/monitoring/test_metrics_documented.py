@@ -14,6 +14,7 @@ ONLY_OURS = {
     *("http_requests", "http_requests_in_flight", "log_lines_dropped", "tls_certificate_not_after_seconds"),
     *("engine_resident_memory_bytes", "engine_cpu_seconds"),
     *("machine_read_bytes_per_second", "machine_flops_per_second", "model_info", "reloads"),
+    *("storage_bytes", "storage_free_bytes", "storage_errors", "storage_responses_deleted"),
 }
 
 

@@ -6,6 +6,7 @@ process group are blocked; the supervisor's orders come through the hub.
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -24,11 +25,13 @@ from penstock.engine.link.wire import Offer, Order
 from penstock.engine.shared.hub_link import HubLink
 from penstock.engine.shared.orders import SupervisorLink
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.loading import answering_early
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError
 from penstock.observe.logs import configure_logging
 from penstock.observe.metrics import Metrics
+from penstock.prepare.checks import check_tls
 from penstock.prepare.model import AnswerSettings
 from penstock.prepare.served import load_tokenizer, served_model
 from penstock.text import Tokenizer
@@ -179,7 +182,11 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     supervisor = SupervisorLink(mux, follow)
     link = HubLink(mux, start.version)
     tokenizer = Tokenizer.load(Path(start.answers.path))
-    engine = await link.client()
+    async with contextlib.AsyncExitStack() as early:
+        if start.fresh:  # the engine of one that takes the place of another is ready
+            tls = check_tls(start.answers.server)
+            await early.enter_async_context(answering_early(sock, None if tls is None else tls.context))
+        engine = await link.client()
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
     server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
     serving = Serving(served, metrics, server.drain_timeout)

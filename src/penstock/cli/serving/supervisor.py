@@ -25,7 +25,10 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.server import CLOSE_SECONDS, handle_signals
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.pages.server import load_of
+from penstock.frontend.storage.database import storage_folder
+from penstock.frontend.storage.room import StorageRoom
 from penstock.frontend.versions.reloads import Reloads, Start
 from penstock.messages import ControlAnswer, ControlMessage, EngineError, Sleep
 from penstock.observe.costs import CostModel
@@ -90,6 +93,8 @@ class Supervisor:
         self._dropped_lines = dropped_lines
         self._reloader = reloader
         self._metrics = Metrics(CollectorRegistry(), dropped_lines, self._usage)
+        if (folder := storage_folder(self._server)) is not None:
+            self._metrics.storage_room = StorageRoom(folder, RequestLimits.of(self._server).max_stored_bytes)
         self._versions = versions = SharedVersions(
             SharedModel(self._start, client, costs), self._slots, self._metrics, self._operate
         )
@@ -237,7 +242,7 @@ class Supervisor:
             total = add(self._gone[0], {"server": {"dropped_lines": self._dropped_lines()}})
             for slot in self._slots:
                 total = add(total, slot.counts)
-            self._metrics.load({"requests": {}, "in_flight": 0, **total["server"]})
+            self._metrics.load({"requests": {}, "in_flight": 0, "storage": {}, **total["server"]})
             for series in self._versions.versions.series:
                 name, queue = series.of_model.name, series.engines.queue
                 if (found := total.get("models", {}).get(name)) is None:

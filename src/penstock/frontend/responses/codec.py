@@ -32,9 +32,12 @@ class ResponseCodec:
         self._open = ""  # the kind of the last item if it has no end yet
         self._where = b""  # the fields of its deltas that say where they belong
         self._length = False  # the answer was cut by its limit
+        self._ends: dict[str, Any] = {}  # the complete response
+        self._streamed = False
         self.output = self.rest = b""  # the items of the complete response, and its other fields, as JSON
 
     def opening(self, usage: Usage) -> bytes:
+        self._streamed = True
         response = self._response("in_progress", None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -49,8 +52,16 @@ class ResponseCodec:
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        response = self._ended(usage)
-        return self._event(f"response.{response['status']}", response=response)
+        self._ended(usage)
+        return self._closing_event()
+
+    def unstored(self) -> bytes:
+        """The bytes that end a complete answer, for a response that could not be stored."""
+        self._ends["store"] = False
+        if not self._streamed:
+            return orjson.dumps(self._ends)
+        self._sequence -= 1  # it takes the place of the event that says that it is stored
+        return self._closing_event()
 
     def failure(self, error: APIError) -> bytes:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
@@ -135,8 +146,11 @@ class ResponseCodec:
                 item = {**ids, "name": name, "arguments": ""}
         return {**item, "status": "in_progress"}
 
-    def _ended(self, usage: Usage) -> dict[str, Any]:
-        """The complete response, which is kept as JSON too."""
+    def _closing_event(self) -> bytes:
+        return self._event(f"response.{self._ends['status']}", response=self._ends)
+
+    def _ended(self, usage: Usage) -> None:
+        """Makes the complete response, also as JSON."""
         if self._reader is not None:
             usage.reasoning_tokens = self._reader.reasoning_tokens
         response = self._response("incomplete" if self._length else "completed", usage)
@@ -146,7 +160,7 @@ class ResponseCodec:
             response["completed_at"] = int(time.time())
         self.output = orjson.dumps(self._items)
         self.rest = orjson.dumps({name: value for name, value in response.items() if name != "output"})
-        return response
+        self._ends = response
 
     def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
         ends = {"status": status, "error": None, "incomplete_details": None, "output": self._items}

@@ -115,9 +115,10 @@ async def _earlier(fields: PromptFields, context: RequestContext) -> tuple[respo
 
 
 async def _keep(
-    context: RequestContext, codec: ResponseCodec, chain: responses.Chain | None, items: Sequence[Item]
-) -> None:
-    """Stores a complete response. If the storage is full, the client gets its answer all the same."""
+    context: RequestContext, codec: ResponseCodec, chain: responses.Chain | None, items: Sequence[Item], end: bytes
+) -> bytes:
+    """Stores a complete response. If it cannot be stored, the client gets its answer all the same, and in place of
+    `end` one that says so."""
     assert context.storage is not None
     response_id, expires = f"resp_{context.id}", context.created + int(context.limits.storage_seconds)
 
@@ -129,6 +130,8 @@ async def _keep(
         await context.storage.run(store)
     except APIError as error:
         _storage_log.error("response %s is not stored: %s", response_id, error.message)
+        return codec.unstored()
+    return end
 
 
 def _shown_fields(

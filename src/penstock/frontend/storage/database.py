@@ -16,7 +16,10 @@ from penstock.config.state import state_home
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.storage import responses
+from penstock.frontend.storage.room import FILE, StorageRoom
 from penstock.frontend.storage.spare import Spare, is_full
+from penstock.frontend.storage.tables import upgrade, version_of
+from penstock.observe.metrics import STORAGE_EVENTS
 
 T = TypeVar("T")
 
@@ -26,34 +29,20 @@ _CHECKPOINT = "wal_checkpoint(TRUNCATE)"
 _VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
 _BUSY_SECONDS = 30.0  # that another process's transaction may take
 _WARN_SECONDS = 60.0  # between lines about responses that made room
-_VERSION = 1  # of the tables; a change of them needs another one, and code that brings older ones up to it
-_SCHEMA = f"""
-PRAGMA user_version = {_VERSION};
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
-    input BLOB, output BLOB, rest BLOB);
-CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, name TEXT, purpose TEXT, bytes INTEGER,
-    created INTEGER, expires INTEGER, complete INTEGER);
-CREATE TABLE IF NOT EXISTS chunks (file TEXT, number INTEGER, data BLOB, PRIMARY KEY (file, number));
-CREATE TABLE IF NOT EXISTS batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, open INTEGER, expires INTEGER, fields BLOB);
-CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, number);
-CREATE INDEX IF NOT EXISTS batches_of_owner ON batches (owner, number);
-CREATE INDEX IF NOT EXISTS open_batches ON batches (open) WHERE open = 1;
-CREATE INDEX IF NOT EXISTS responses_end ON responses (expires);
-"""
 _log = logging.getLogger("penstock.storage")
 
 
 class Database:
     """Runs transactions, one after the other, in a thread. The file is made by the first one."""
 
-    def __init__(self, folder: Path, limit: int, lock: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: int, lock: int | None = None, counts: dict[str, int] | None = None) -> None:
         """`limit` is the most bytes that the file may have. `lock` is what `lock_folder` returned, for processes that
-        share the file; None: this one is alone, and locks the folder when it first uses it."""
+        share the file; None: this one is alone, and locks the folder when it first uses it. `counts` is where the
+        events of `penstock.observe.metrics.STORAGE_EVENTS` are counted."""
         self.folder = folder
         self._limit = limit
+        self.room = StorageRoom(folder, limit)
+        self._counts = dict.fromkeys(STORAGE_EVENTS, 0) if counts is None else counts
         self._thread = ThreadPoolExecutor(1, "penstock-storage")
         self._connection: sqlite3.Connection | None = None
         self._lock = -1 if lock is None else lock  # the file descriptor that keeps other servers out
@@ -84,7 +73,7 @@ class Database:
 
     @property
     def _path(self) -> Path:
-        return self.folder / "penstock.sqlite3"
+        return self.folder / FILE
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], reserve: bool) -> T:
         try:
@@ -116,6 +105,7 @@ class Database:
 
     def _warn_of(self, deleted: int) -> None:
         self._deleted += deleted
+        self._counts["responses_deleted"] += deleted
         if time.monotonic() - self._warned >= _WARN_SECONDS:
             _log.warning(
                 "the storage in %s is full (at most %d bytes): the %d oldest responses were deleted to make room",
@@ -185,16 +175,14 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):  # 0: it is new, or older than this number
-                raise _other_version(version)
+            version_of(connection)  # before anything is changed
             connection.execute(f"PRAGMA page_size = {_PAGE}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the process loses nothing
             connection.execute("PRAGMA journal_size_limit = 67108864")
             self._bound(connection, self._limit)
-            connection.executescript(_SCHEMA)
+            upgrade(connection)
         except BaseException:
             connection.close()
             raise
@@ -213,21 +201,12 @@ class Database:
 
     def _explain(self, error: Exception) -> APIError:
         if is_full(error):
-            return APIError(
-                507,
-                f"the server's storage is full: its limit is {self._limit} bytes, and its disk may have less; delete "
-                "files or responses, or wait until some expire",
-                code="storage_full",
-            )
+            self._counts["full"] += 1
+            return APIError(507, f"the server's storage is full: {self.room.why_full()}", code="storage_full")
+        self._counts["unavailable"] += 1
         hint = "; move penstock.sqlite3 away or name another --state-dir" if _is_unusable(error) else ""
         _log.error("%s cannot be used: %s%s", self.folder, error, hint)
         return APIError(503, f"the server's storage cannot be used: {error}", code="storage_unavailable")
-
-
-def _other_version(version: int) -> sqlite3.Error:
-    return sqlite3.DatabaseError(
-        f"another version of Penstock has written it: its tables have the version {version}, and this one's {_VERSION}"
-    )
 
 
 def _is_unusable(error: Exception) -> bool:
@@ -267,10 +246,12 @@ def lock_folder(folder: Path) -> int:
     return lock
 
 
-def open_storage(config: ServerConfig, limits: RequestLimits, lock: int | None = None) -> Database | None:
-    """The storage of a server; None if it stores nothing. See Database for `lock`."""
+def open_storage(
+    config: ServerConfig, limits: RequestLimits, lock: int | None = None, counts: dict[str, int] | None = None
+) -> Database | None:
+    """The storage of a server; None if it stores nothing. See Database for `lock` and `counts`."""
     folder = storage_folder(config)
-    return None if folder is None else Database(folder, limits.max_stored_bytes, lock)
+    return None if folder is None else Database(folder, limits.max_stored_bytes, lock, counts)
 
 
 class StorageOnly:

@@ -1,0 +1,61 @@
+"""The port is open while the model is loaded."""
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.weights.packaged import EMBEDDED
+from tests.e2e.bound import bound
+from tests.e2e.certificates import Authority
+from tests.e2e.server import PATIENCE, status, wait_for
+from tests.engine.processes import children
+from tests.ports import free_port
+
+
+@pytest.mark.parametrize("kind", ["one process", "several processes", "TLS"])
+def test_it_is_alive_and_not_ready_until_the_engine_is(tmp_path: Path, kind: str) -> None:
+    port, flags = free_port(), []
+    url, context = f"http://127.0.0.1:{port}", None
+    if kind == "several processes":
+        flags = ["--api-processes", "2"]
+    if kind == "TLS":
+        authority = Authority(tmp_path)
+        (tmp_path / "both.pem").write_bytes(b"".join(authority.sign(1)))
+        flags = ["--tls-certificate", str(tmp_path / "both.pem")]
+        url, context = f"https://127.0.0.1:{port}", authority.context
+    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
+    process = subprocess.Popen(bound(command), env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        (engine, *_) = wait_for(lambda: children(process.pid), PATIENCE, "the engine's process")
+        os.kill(engine, signal.SIGSTOP)  # a model that takes long
+        try:
+            wait_for(lambda: status(url + "/livez", context) == 200, PATIENCE / 2, "the port to be open")
+            check_answers(url, context)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        wait_for(lambda: status(url + "/readyz", context) == 200, PATIENCE, "the server to be ready")
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, verify=context or False, timeout=PATIENCE
+        )
+        assert answer.status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def check_answers(url: str, context: ssl.SSLContext | None) -> None:
+    with httpx.Client(verify=context or False, timeout=PATIENCE) as client:
+        for path in ("/readyz", "/health", "/ping", "/v2/health/ready"):
+            answer = client.get(url + path)
+            assert (answer.status_code, answer.json()) == (503, {"status": "the model is loaded"})
+        answer = client.post(f"{url}/v1/chat/completions", json={"messages": [], "more": "x" * 500_000})
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "loading"
+        assert client.head(f"{url}/livez").status_code == 200
