@@ -65,7 +65,7 @@ def test_a_trailing_slash_of_the_index_changes_nothing(index: str) -> None:
     assert script.answers(index + "/")
 
 
-@pytest.mark.parametrize("gpu, path", [(True, ""), (False, "/elsewhere")], ids=["a GPU", "no page for torch"])
+@pytest.mark.parametrize(("gpu", "path"), [(True, ""), (False, "/elsewhere")], ids=["a GPU", "no page for torch"])
 def test_pip_chooses_as_before(index: str, gpu: bool, path: str) -> None:
     pip = _Pip()
     assert "about 3 GB" in script.install(index + path, gpu=gpu, run=pip)
@@ -110,8 +110,7 @@ def test_a_gpu_is_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_make_runs_it_with_the_address_that_pytorch_org_names() -> None:
     for target in (".venv/.installed", ".venv/.installed-dev"):
-        done = subprocess.run(
-            ["make", "-nB", f"PYTHON={sys.executable}", target], cwd=ROOT, capture_output=True, text=True
-        )
+        command = ["make", "-nB", f"PYTHON={sys.executable}", target]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         line = 'scripts/install_torch.py "https://download.pytorch.org/whl/cpu"'
         assert line in done.stdout and done.stdout.index(line) < done.stdout.index(" -e "), done.stderr
