@@ -44,6 +44,11 @@ def test_a_real_model(run_command: RunCommand) -> None:
     ]
 
 
+def test_the_context_of_an_embedding_model_is_what_a_server_takes(run_command: RunCommand) -> None:
+    """config.json has room for 512 positions; sentence-transformers' files say 256, and all-MiniLM was trained so."""
+    assert json.loads(run_command("show", "all-minilm-l6-v2", "--json").stdout)["context"] == 256
+
+
 def test_the_template_is_the_one_that_renders(run_command: RunCommand) -> None:
     from jinja2 import Environment
 
