@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.config.sizes import without_unit
 from penstock.declared.sampling import SAMPLING
 from penstock.messages import NEUTRAL, InvalidParameter, SamplingParams, check_sampling
 
@@ -81,7 +82,8 @@ def _number(name: str, text: str) -> float | int:
         value = int(text) if whole else float(text)
     except ValueError:
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}, or default") from None
+        hint = without_unit(text) if whole else ""
+        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}, or default{hint}") from None
     _check(name, value, name)
     return value
 
