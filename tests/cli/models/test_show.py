@@ -32,7 +32,7 @@ def test_a_real_model(run_command: RunCommand) -> None:
         "vocabulary": "49,152 tokens",
         "licence": "Apache-2.0",
         "checksums": "none (penstock manifest)",
-        "sampling": "temperature 0, top_p 0.9, repetition_penalty 1.05, frequency_penalty 0.1",
+        "sampling": "temperature 0, top_p 0.9, repetition_penalty 1.05, frequency_penalty 0.3",
         "chat template": "368 characters; --template prints it",
     }
     head, *types = lines[lines.index("") + 1 :]

@@ -7,7 +7,7 @@ from penstock.config.sizes import without_unit
 from penstock.declared.sampling import SAMPLING
 from penstock.messages import NEUTRAL, InvalidParameter, SamplingParams, check_sampling
 
-CHAT_TOKENS, RAW_TOKENS = 4096, 256  # a small model may never end an answer, and one that completes text rarely does
+CHAT_TOKENS, RAW_TOKENS = 2048, 256  # a small model may never end an answer, and one that completes text rarely does
 # For a model that recommends nothing: to sample from the whole vocabulary reads badly.
 UNRECOMMENDED: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 NUMBERS = (*SAMPLING, "seed", "max_tokens")
