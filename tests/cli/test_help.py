@@ -120,6 +120,18 @@ def test_version(run_command: RunCommand) -> None:
         (("serve", "./this", "--model", "./that"), ("./this", "./that", "leave one out")),
         (("plan", "--dtype", "float8"), ("--dtype", "float8", "bfloat16")),
         (("plan", "--max-model-len", "0"), ("--max-model-len", "0")),
+        (("plan", "--max-model-len", "32k"), ("'32k': give a whole number from 1", "; 32k is 32768")),
+        (("run", "python-8m", "x", "--max-tokens", "2K"), ("'2K': give a whole number from 1 on; 2K is 2048",)),
+        (("serve", "--api-key", "a", "--api-key", "b"), ("--api-key is given twice", "leave one out")),
+        (("plan", "--host", "::1", "--host=127.0.0.1", "--host", "::1"), ("--host is given 3 times",)),
+        (("plan", "--served-model-name", "a", "--served-model-name", "b"), ("put commas between the values",)),
+        (("plan", "--model", "./this", "--model", "./that"), ("--model is given twice",)),
+        (("run", "--system", "a", "python-8m", "--system", "b"), ("--system is given twice",)),
+        (("top", "--api-key", "a", "--api-key", "b"), ("--api-key is given twice",)),
+        (
+            ("serve", "smollm2-135m", "all-minilm-l6-v2"),
+            ("takes one model", "does not chat and embed yet", "penstock serve all-minilm-l6-v2 --port 8001"),
+        ),
         (("plan", "--max-model-len", "999999999"), ("--max-model-len", "999999999")),
         (("plan", "--kv-cache-memory", "lots"), ("--kv-cache-memory", "lots")),
         (("plan", "--kv-cache-memory", "1KiB"), ("--kv-cache-memory",)),
@@ -154,6 +166,13 @@ def test_a_mistake_is_one_clear_line(
     assert done.stderr.startswith("penstock: ") and done.stderr.count("\n") == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_of_numbers_and_choices_the_last_one_holds(run_command: RunCommand) -> None:
+    """So an alias or a script can be overridden."""
+    done = run_command("plan", EMBEDDED, "--port", "1", "--dtype", "float32", "--port", "2", "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert "float32" not in done.stdout
 
 
 def test_a_mistake_ends_the_process_with_2_and_no_traceback() -> None:

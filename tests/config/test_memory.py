@@ -122,6 +122,20 @@ def test_where_no_setting_helps_it_says_so() -> None:
         size_memory(FULL, engine(), GIB)
 
 
+def test_where_no_setting_alone_helps_several_do() -> None:
+    config, available = engine(max_num_seqs=512, max_num_batched_tokens=8192), 2 * GIB
+    with pytest.raises(DoesNotFit, match="no single setting makes it fit, but these together do: ") as refused:
+        size_memory(FULL, config, available)
+    for flag, value in re.findall(r"--([a-z-]+) (\d+)", str(refused.value).partition("together do: ")[2]):
+        config = applied(config, flag, value)
+    size_memory(FULL, config, available)
+
+
+def test_a_refusal_for_good_names_the_memory_that_is_enough() -> None:
+    with pytest.raises(DoesNotFit, match=r"it needs [\d.]+ GiB even with --max-model-len 1024, --max-num-seqs 4"):
+        size_memory(FULL, engine(), GIB)
+
+
 @given(
     facts=st.sampled_from([FULL, MIXED, WINDOWED, SMALL]),
     dtype=st.sampled_from(["bfloat16", "float32"]),

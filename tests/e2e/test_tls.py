@@ -171,6 +171,22 @@ def test_the_log_names_the_address_and_the_certificate(site: Site) -> None:
     assert site.logged(f"on {site.server.url}, ready") == 1
 
 
+@pytest.mark.parametrize("command", [("top", "{}", "--once"), ("reload", "{}"), ("bench", "serve", "--url", "{}")])
+def test_commands_say_what_to_do_about_a_certificate(site: Site, command: tuple[str, ...]) -> None:
+    """And about an address of the other scheme."""
+
+    def said(url: str) -> str:
+        words = [sys.executable, "-m", "penstock", *(word.format(url) for word in command)]
+        environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    untrusted = said(site.server.url)
+    assert "cannot be verified" in untrusted and "set SSL_CERT_FILE" in untrusted
+    assert "https://" in said(site.server.url.replace("https:", "http:"))
+
+
 def test_bench_trusts_the_authority_that_the_environment_names(site: Site, authority: Authority) -> None:
     command = [sys.executable, "-m", "penstock", "bench", "serve", "--url", site.server.url]
     numbers = ["--num-prompts", "2", "--input-len", "4", "--output-len", "2", "--vocab-size", "100"]

@@ -25,6 +25,7 @@ from penstock.api.outputs import (
     ScoringRequestOutput,
 )
 from penstock.api.params import SamplingParams
+from penstock.api.tokenizer import ChatTokenizer
 from penstock.api.vllm_arguments import GPU_ONLY, without_vllms
 from penstock.config.wrong_setting import LIBRARY
 from penstock.engine.launch import launch
@@ -43,7 +44,6 @@ from penstock.prepare.device import detect_device
 from penstock.prepare.engine import verified
 from penstock.prepare.model import find_given, prepare_found, read_given
 from penstock.prepare.served import served_model
-from penstock.text import Tokenizer
 from penstock.weights.manifest import ManifestCheck
 
 # A text, token ids, or vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}.
@@ -94,8 +94,12 @@ class AsyncLLM:
         return self._model.client.info
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._model.tokenizer
+    def tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self._model.tokenizer, self._model.chat_format)
+
+    async def get_tokenizer(self) -> ChatTokenizer:
+        """The same, as vLLM's AsyncLLM has it."""
+        return self.tokenizer
 
     @property
     def default_sampling_params(self) -> SamplingParams:

@@ -14,9 +14,9 @@ from penstock.api.outputs import (
     ScoringRequestOutput,
 )
 from penstock.api.params import SamplingParams
+from penstock.api.tokenizer import ChatTokenizer
 from penstock.messages import EngineInfo
 from penstock.observe.progress import progress_bar
-from penstock.text import Tokenizer
 
 T = TypeVar("T")
 _Start = Callable[[int], AsyncGenerator[RequestOutput, None]]  # begins the request of the prompt with this index
@@ -43,7 +43,8 @@ class LLM:
         """Facts about the engine: its model, what it can hold, and its memory."""
         return self._llm.info
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; its `apply_chat_template` is that of transformers."""
         return self._llm.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

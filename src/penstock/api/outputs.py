@@ -1,5 +1,6 @@
 """The outputs that the library returns. Their names are vLLM's."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,22 @@ class CompletionOutput:
 
 
 @dataclass
+class RequestMetrics:
+    """When things happened to a request, in seconds since the epoch, so far. None: not yet."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_generation_tokens: int = 0  # of all outputs
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from the request to its first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass
 class RequestOutput:
     """A prompt and its outputs, so far."""
 
@@ -42,6 +59,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenAlternatives | None] | None = None  # None for the first token, which follows nothing
     num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
 
     @property
     def finished(self) -> bool:
@@ -100,7 +118,9 @@ class OutputBuilder:
         if self._k is not None:
             for output in outputs:
                 output.logprobs, output.cumulative_logprob = [], 0.0
-        self.result = RequestOutput(request_id, prompt, list(part.request.prompt_ids), outputs)
+        metrics = RequestMetrics(time.time())
+        self.result = RequestOutput(request_id, prompt, list(part.request.prompt_ids), outputs, metrics=metrics)
+        self._metrics = metrics
 
     def add(self, update: ChoiceUpdate) -> None:
         output = self.result.outputs[update.choice]
@@ -115,6 +135,17 @@ class OutputBuilder:
         if self._prompt_k is not None and self.result.prompt_logprobs is None:
             rows = list(unpack_rows(update.prompt_logprobs, self._prompt_k))
             self.result.prompt_logprobs = [None, *map(self._alternatives, rows)]
+        self._count()
+
+    def _count(self) -> None:
+        metrics, now = self._metrics, time.time()
+        tokens = sum(len(output.token_ids) for output in self.result.outputs)
+        if tokens > metrics.num_generation_tokens:
+            metrics.first_token_time = metrics.first_token_time or now
+            metrics.last_token_time = now
+        metrics.num_generation_tokens = tokens
+        if self.result.finished:
+            metrics.finished_time = now
 
     def _alternatives(self, row: TokenLogprobs) -> TokenAlternatives:
         ranked: Sequence[tuple[int, float, int]] = [

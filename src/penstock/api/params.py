@@ -1,5 +1,6 @@
 """The parameters that the library takes. Their names are vLLM's, so that its users' scripts run."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,21 @@ import msgspec
 from penstock.messages import GivenSampling
 
 
-class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
+class _NamesKnown(msgspec.StructMeta):
+    """Structs whose constructor says which parameter was meant."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        """Raises TypeError that names a parameter that does not exist."""
+        known: Sequence[str] = cls.__struct_fields__
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}; {remedy}")
+        return super().__call__(*args, **values)
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesKnown):
     """A constraint that the whole output must match: exactly one of these fields is set."""
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
@@ -18,7 +33,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     json_object: bool | None = None
 
 
-class SamplingParams(GivenSampling, kw_only=True):
+class SamplingParams(GivenSampling, kw_only=True, metaclass=_NamesKnown):
     """How the output of a prompt is generated. None leaves a value to the model's recommendation, or to the default.
 
     The sampling parameters are those of `penstock.declared.sampling`: `temperature`, `top_p`, `top_k` and the others.

@@ -10,6 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from penstock.config.sizes import without_unit
+from penstock.declared.settings import SETTINGS
+
 # Other programs' names of commands, and Penstock's.
 MEANT = {
     "chat": "run",
@@ -29,6 +32,7 @@ DONE_OTHERWISE = {
     "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
     "stop": "Ctrl-C or SIGTERM ends penstock serve, penstock sleep frees the memory of its model",
 }
+_EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 
 
 class PlainUsage(TyperCommand):
@@ -44,16 +48,48 @@ class WrongUse(ValueError):
 
 def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> int:
     """Runs a command. Returns its exit status. Raises WrongUse, and what the command raises."""
+    root = typer.main.get_command(app)
+    _check_repeats(root, arguments)
     try:
-        status = app(list(arguments), obj=obj, prog_name="penstock", standalone_mode=False)
+        status = root.main(list(arguments), obj=obj, prog_name="penstock", standalone_mode=False)
     except typer.Abort:
         return 1
     except Exception as error:
         # typer has had its own copy of click's exceptions since 0.26, so they are known by what they have in common.
         if not hasattr(error, "format_message"):
             raise
-        raise WrongUse(_explain(error, typer.main.get_command(app), arguments)) from None
+        raise WrongUse(_explain(error, root, arguments)) from None
     return status if isinstance(status, int) else 0
+
+
+def _check_repeats(root: Any, arguments: Sequence[str]) -> None:
+    """Raises WrongUse if a flag whose value is a text is given twice: both may be meant, but only one would count. Of
+    numbers and choices the last one holds, as in other programs."""
+    path, command = command_of(root, arguments)
+    words = list(arguments[len(path.split()) - 1 :])
+    context = command.context_class(command, info_name=path, resilient_parsing=True)
+    try:
+        _, _, given = command.make_parser(context).parse_args(words)
+    except Exception:  # a wrong use, which the command itself explains
+        return
+    for param in given:
+        if given.count(param) > 1 and _is_one_text(param):
+            flag, kind = _name(param), str(param.metavar or "")
+            commas = ", or put commas between the values" if kind in ("NAME,...", "NAMES") else ""
+            raise WrongUse(f"{flag} is given {_times(given.count(param))}, but one value counts: leave one out{commas}")
+
+
+def _is_one_text(param: Any) -> bool:
+    if _is_argument(param) or param.is_flag or param.multiple:
+        return False
+    if (setting := SETTINGS.get(param.name)) is not None:
+        return setting.kind.name == "text"
+    described = getattr(param, "type_descriptor", None)  # typer's; before 0.26 it was click's `type`
+    return bool(param.type.name == "text" if described is None else described.annotation is str)
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"
 
 
 def _explain(error: Any, root: Any, arguments: Sequence[str]) -> str:
@@ -67,14 +103,22 @@ def _explain(error: Any, root: Any, arguments: Sequence[str]) -> str:
         return _no_such_command(wrong[1], path, list(command.commands))
     if kind == "BadParameter" and error.param is not None:
         name = _name(error.param)
-        return f"{name} is {_value(error.param, arguments)!r}: {_wanted(error.param, message)}; {hint}"
+        value = _value(error.param, arguments)
+        return f"{name} is {value!r}: {_wanted(error.param, message, value)}; {hint}"
     if kind == "MissingParameter":
         return f"{path} needs {_name(error.param)}: {hint}"
     if flag := re.match(r"Option '(\S+)' requires an argument", message):
         return f"{flag[1]} needs a value; {hint}"
     if flag := re.match(r"Option '(\S+)' does not take a value", message):
         return f"{flag[1]} takes no value: write {flag[1]} alone; {hint}"
-    if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL):
+    extra = _EXTRA.match(message)
+    if extra and path == "penstock serve":
+        other = extra[1].split()[0]
+        return (
+            f"{path} takes one model, so {other!r} is one too many. One server does not chat and embed yet: start "
+            f"another one for it, on another port: penstock serve {other} --port 8001"
+        )
+    if extra:
         return (
             f"{path} does not take {extra[1]!r} after what comes before it: put quotation marks around a text with "
             f"spaces; {hint}"
@@ -157,7 +201,7 @@ def _value(param: Any, arguments: Sequence[str]) -> str:
     return ""
 
 
-def _wanted(param: Any, message: str) -> str:
+def _wanted(param: Any, message: str, value: str) -> str:
     """Returns what a flag takes: "give a whole number from 1 on"."""
     described = getattr(param, "type_descriptor", None)  # typer's; before 0.26 it was click's `type`
     limits = param.type if described is None else described.parameter_info
@@ -167,7 +211,7 @@ def _wanted(param: Any, message: str) -> str:
         kind = described.annotation
     if kind not in (int, float):
         return message[0].lower() + message[1:]
-    return f"give {_number(kind is int, limits.min, limits.max)}"
+    return f"give {_number(kind is int, limits.min, limits.max)}{without_unit(value)}"
 
 
 def _number(whole: bool, least: float | None, most: float | None) -> str:

@@ -3,7 +3,7 @@
 `penstock plan`, which loads no model, and the runners, which allocate, use the same arithmetic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +27,8 @@ ADVISED_UTILIZATION = 0.95  # the most that an error advises: a CUDA context tak
 LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting, noise)
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
+# The least with which a chat is of use, for a machine with little memory.
+SMALLEST: Mapping[str, int] = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
 STATE_SIZE = 4  # and so are states
 
@@ -139,6 +141,8 @@ def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]
     tokens = (max(num_blocks) - 1) * engine.block_size
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     note = f"{tokens:,} tokens in blocks of {engine.block_size}, {kept}"
+    if engine.device == "cpu":
+        note += "; the most, taken as it is used"
     if any(group.window for group in facts.groups):
         note += f"; groups {', '.join(str(g.window) if g.window else 'full' for g in facts.groups)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
@@ -341,7 +345,15 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
     for quantization in schemes:
         if _need(facts, replace(engine, quantization=quantization)) <= computed:
             return f"{what}; set --quantization {quantization}"
-    return f"{what}; no single setting makes it fit: use a smaller model, or a machine with more memory"
+    smallest = replace(engine, **{name: min(getattr(engine, name), value) for name, value in SMALLEST.items()})
+    flags = ", ".join(f"--{name.replace('_', '-')} {getattr(smallest, name)}" for name in SMALLEST)
+    least = _need(facts, smallest)
+    if least <= computed:
+        return f"{what}; no single setting makes it fit, but these together do: {flags}"
+    return (
+        f"{what}; no single setting makes it fit: use a smaller model, or a machine with more memory: it needs "
+        f"{format_bytes(least + available - computed)} even with {flags}"
+    )
 
 
 def _need(facts: ModelFacts, engine: EngineConfig) -> int:

@@ -46,6 +46,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     seed: int | None = DEFAULTS["seed"]  # of requests without one; None: each draws its own
     tool_format: str = DEFAULTS["tool_format"]  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = DEFAULTS["reasoning_format"]  # how it marks its reasoning
+    truncate_embeddings: bool = DEFAULTS["truncate_embeddings"]  # cut texts that are too long instead of refusing them
     thinking_budget: int | None = DEFAULTS["thinking_budget"]  # most tokens of reasoning in an answer
     otlp_endpoint: str = DEFAULTS["otlp_endpoint"]  # URL of an OpenTelemetry collector
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]

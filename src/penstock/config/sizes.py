@@ -5,6 +5,8 @@ import re
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
+_COUNT = re.compile(r"(\d{1,9})([km])", re.IGNORECASE)
+
 
 def parse_bytes(text: str) -> int:
     """Returns the number of bytes that a text such as '4GiB', '500MB', '1.5G' or '1048576' means. KiB, MiB ... are
@@ -13,6 +15,12 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not an amount of memory; write for example 4GiB, 500MB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def without_unit(text: object) -> str:
+    """Returns a hint with the whole number that a text such as '32k' means, 1024 times 32; "" for any other value."""
+    match = _COUNT.fullmatch(str(text).strip())
+    return f"; {text} is {int(match[1]) << {'k': 10, 'm': 20}[match[2].lower()]}" if match else ""
 
 
 def format_bytes(count: int) -> str:

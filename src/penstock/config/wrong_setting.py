@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from penstock.config.sizes import without_unit
+
 PREFIX = "PENSTOCK_"  # of environment variables
 # Sources of settings, as errors name them.
 COMMAND_LINE = "command line"
@@ -38,7 +40,7 @@ def wanted(error: Mapping[str, Any], annotation: Any) -> str:
     if kind.startswith("string"):
         return "give a text"
     if int in accepted or float in accepted:
-        return f"give {_range(accepted)}"
+        return f"give {_range(accepted)}{without_unit(error.get('input')) if int in accepted else ''}"
     return _lower(str(error["msg"]))
 
 

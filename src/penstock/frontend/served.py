@@ -35,6 +35,7 @@ class ServedModel:
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
+    truncate_embeddings: bool = False  # texts that are too long for vectors are cut, not refused
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
     texts: str = ""  # digest of what answers depend on besides the engine, such as the tokenizer's files

@@ -38,6 +38,7 @@ def served_model(
         thinking_budget=server.thinking_budget,
         defaults=answers.generation,
         pooling=answers.pooling,
+        truncate_embeddings=server.truncate_embeddings,
         costs=costs,
         texts=texts,
         path=path,

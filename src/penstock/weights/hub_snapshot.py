@@ -74,7 +74,7 @@ class Snapshot:
             refusal = self._refusal(error)
             reason = refusal or f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})"
             if not fallback:
-                raise HubError(reason) from error
+                raise HubError(reason if refusal else f"{reason}: {_remedy(error)}") from error
             return self._from_cache(reason, refused=refusal is not None)
         return self._download(listing, progress)
 
@@ -285,7 +285,22 @@ def _check_files(name: str, present: list[str], wanted: list[str], *, weights: b
         raise HubError(f"{name} on the hub has no model.safetensors{why}")
 
 
+def _remedy(error: Exception) -> str:
+    """What to do if the hub did not answer."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "unset HF_HUB_OFFLINE to download"
+    return (
+        "check the network and its proxy (HTTPS_PROXY), or set HF_ENDPOINT to a mirror; penstock list has what is here"
+    )
+
+
 def _brief(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

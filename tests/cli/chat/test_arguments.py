@@ -20,6 +20,8 @@ KNOWN = ["smollm2-135m", "python-8m"]
         (["What is 2+2?"], None, "What is 2+2?"),
         (["Hello!"], None, "Hello!"),  # no name has such a character
         (["你好"], None, "你好"),
+        (["Summarise:"], None, "Summarise:"),  # no name ends so
+        (["Continue..."], None, "Continue..."),
         (["first line\nsecond"], None, "first line\nsecond"),
         (["is it a/b or c?"], None, "is it a/b or c?"),
         (["Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B", None),

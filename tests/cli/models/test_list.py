@@ -39,7 +39,7 @@ def test_the_models_of_a_new_installation(run_command: RunCommand, cache: Path) 
         "8.39 M",
     ]
     assert [cell.strip() for cell in smol if cell][:5] == ["smollm2-135m", "GGUF Q4_1", "94 MiB", "8,192", "135 M"]
-    assert [cell.strip() for cell in minilm if cell][:2] == ["all-minilm-l6-v2", "safetensors F32"]
+    assert [cell.strip() for cell in minilm if cell][:4] == ["all-minilm-l6-v2", "safetensors F32", "87 MiB", "256"]
     assert not cache.exists()
 
 

@@ -186,3 +186,13 @@ def test_a_hub_that_is_down_is_not_hidden_by_the_cache(hub: StandInHub, run_comm
     hub.status = 503
     done = run_command("pull", "acme/tiny-GGUF:Q8_0")
     assert done.returncode == 2 and "cannot be reached" in done.stderr
+    assert "check the network and its proxy (HTTPS_PROXY), or set HF_ENDPOINT to a mirror" in done.stderr
+
+
+def test_offline_it_says_which_variable_forbids_it(
+    hub: StandInHub, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    done = run_command("pull", "acme/tiny-GGUF:Q8_0")
+    assert done.returncode == 2 and "unset HF_HUB_OFFLINE to download" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -32,7 +32,7 @@ def test_a_real_model(run_command: RunCommand) -> None:
         "vocabulary": "49,152 tokens",
         "licence": "Apache-2.0",
         "checksums": "none (penstock manifest)",
-        "sampling": "temperature 0, top_p 0.9, repetition_penalty 1.05, frequency_penalty 0.1",
+        "sampling": "temperature 0, top_p 0.9, repetition_penalty 1.05, frequency_penalty 0.3",
         "chat template": "368 characters; --template prints it",
     }
     head, *types = lines[lines.index("") + 1 :]
@@ -42,6 +42,11 @@ def test_a_real_model(run_command: RunCommand) -> None:
         ["Q8_0", "1", "28,311,552", "29", "MiB", "8.5", "8.5"],
         ["F32", "61", "35,136", "137", "KiB", "32", "by", "--dtype", "and", "--quantization"],
     ]
+
+
+def test_the_context_of_an_embedding_model_is_what_a_server_takes(run_command: RunCommand) -> None:
+    """config.json has room for 512 positions; sentence-transformers' files say 256, and all-MiniLM was trained so."""
+    assert json.loads(run_command("show", "all-minilm-l6-v2", "--json").stdout)["context"] == 256
 
 
 def test_the_template_is_the_one_that_renders(run_command: RunCommand) -> None:

@@ -25,7 +25,7 @@ def split_arguments(words: Sequence[str], model: str | None, known: Sequence[str
     if is_model(first, known):
         _refuse_text_file(first)
         return first, " ".join(rest) if rest else None
-    if _NAME.fullmatch(first):
+    if _NAME.fullmatch(first) and first[-1] not in ":.":  # no name ends so; "Summarise:" is a prompt
         raise ValueError(_unclear(first, rest, known))
     if rest:
         raise ValueError(

@@ -67,8 +67,13 @@ def _set(chat: Chat, argument: str) -> str:
     if name == "system":
         return _system(chat, value)
     if name not in (*NUMBERS, *SWITCHES):
-        near = difflib.get_close_matches(name, (*NUMBERS, *SWITCHES, "system"), n=1)
-        meant = f"did you mean {near[0]}?" if near else "/set shows all settings"
+        if name == "parameter" and value:  # Ollama's
+            raise ValueError(f"names of settings stand alone: /set {value[:60]}")
+        names = (*NUMBERS, *SWITCHES, "system")
+        near = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, n=1)
+        meant = "/set shows all settings"
+        if near:
+            meant = f"did you mean {near[0]}? Type /set {near[0]} {value[:40]}".rstrip()
         raise ValueError(f"there is no setting {name[:40]}; {meant}")
     if value:
         settings.set(name, value)

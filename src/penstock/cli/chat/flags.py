@@ -26,7 +26,7 @@ SAMPLING_FLAGS: Flags = {
         ),
     ],
     "max_tokens": Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most tokens of an answer. Default: 4096, with --raw 256.")
+        int | None, typer.Option(metavar="N", min=1, help="Most tokens of an answer. Default: 2048, with --raw 256.")
     ],
 }
 CHAT: Flags = {

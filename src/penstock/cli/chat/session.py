@@ -65,7 +65,8 @@ async def _answer(chat: Chat, screen: Screen, text: str) -> None:
     elif not answer.tokens:
         screen.notice("(the model said nothing)")
     elif answer.end == "max_tokens":
-        screen.notice(f"(cut at max_tokens {chat.settings['max_tokens']}; /set max_tokens N allows more)")
+        more = "" if chat.raw else 'type "go on", or '
+        screen.notice(f"(cut at max_tokens {chat.settings['max_tokens']}; {more}/set max_tokens N allows more)")
     elif answer.end == "context":
         remedy = "" if chat.raw else "; ask to go on, or /clear"
         screen.notice(f"(cut: the context of {chat.context} tokens is full{remedy})")

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.config.sizes import without_unit
 from penstock.declared.sampling import SAMPLING
 from penstock.messages import NEUTRAL, InvalidParameter, SamplingParams, check_sampling
 
-CHAT_TOKENS, RAW_TOKENS = 4096, 256  # a small model may never end an answer, and one that completes text rarely does
+CHAT_TOKENS, RAW_TOKENS = 2048, 256  # a small model may never end an answer, and one that completes text rarely does
 # For a model that recommends nothing: to sample from the whole vocabulary reads badly.
 UNRECOMMENDED: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 NUMBERS = (*SAMPLING, "seed", "max_tokens")
@@ -81,7 +82,8 @@ def _number(name: str, text: str) -> float | int:
         value = int(text) if whole else float(text)
     except ValueError:
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}, or default") from None
+        hint = without_unit(text) if whole else ""
+        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}, or default{hint}") from None
     _check(name, value, name)
     return value
 

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
+from penstock.families import load_spec
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.rope_config import context_length
 from penstock.gguf import GgufFile, is_gguf, read_gguf
@@ -116,7 +117,10 @@ class LocalModelFacts:
 
     @property
     def context(self) -> int | None:
-        """The most tokens that the model was made for."""
+        """The most tokens that the model was made for. sentence-transformers' files may name fewer than config.json."""
+        if (self.path / "modules.json").is_file():
+            with suppress(UnsupportedModel, ValueError):
+                return load_spec(self.path).max_position
         if self.gguf is None:
             value = self.config.get("max_position_embeddings")
             if isinstance(value, int) and not str(self.config.get("model_type")).startswith("gemma3"):

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
-from penstock.cli.top.scrape import NoServer, server_url, why_no_answer
+from penstock.cli.top.scrape import NoServer, no_answer, server_url
 from penstock.config.texts import checked_flag
 from penstock.observe.reporting import reporting
 
@@ -35,7 +35,7 @@ def ask(url: str, path: str, admin_key: str | None, query: str = "") -> None:
     except urllib.error.HTTPError as error:
         sys.exit(f"penstock: {_refusal(error, address)}")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise NoServer(f"{address} does not answer ({why_no_answer(error)}): is a server running there?") from None
+        raise NoServer(no_answer(address, error)) from None
     print(json.loads(body).get("message", done))
 
 

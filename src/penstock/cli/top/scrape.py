@@ -1,10 +1,13 @@
 """Reads the metrics of a server."""
 
+import http.client
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 SECONDS = 10.0  # for an answer
@@ -68,8 +71,8 @@ def scrape(url: str, api_key: str | None) -> Scrape:
         raise NoServer(
             f"{url}/metrics answers with status {error.code}{remedy or ': is it a Penstock server?'}"
         ) from None
-    except (OSError, ValueError) as error:  # a URLError has the reason inside
-        raise NoServer(f"{url} does not answer ({why_no_answer(error)}): is a server running there?") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:  # a URLError has the reason inside
+        raise NoServer(no_answer(url, error)) from None
     if len(body) > MAX_BYTES:
         raise NoServer(f"{url}/metrics has more than {MAX_BYTES >> 20} MiB: is it a Penstock server?")
     found = parse(body.decode("utf-8", "replace"))
@@ -94,9 +97,29 @@ def parse(text: str) -> Scrape:
     return Scrape(moment, samples)
 
 
+def no_answer(url: str, error: Exception) -> str:
+    """The message for a request that got no answer, with what to do about it."""
+    inner = _cause(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        remedy = "set SSL_CERT_FILE to a file with the certificate, if you trust it"
+        if "mismatch" in inner.verify_message or "not valid for" in inner.verify_message:
+            remedy = "use the address that the certificate names"
+        return f"{url} has a certificate that cannot be verified ({inner.verify_message}): {remedy}"
+    if isinstance(inner, ssl.SSLError):
+        return f"{url} does not speak TLS ({why_no_answer(error)}): write http:// if the server has no certificate"
+    if url.startswith("http:") and isinstance(inner, http.client.HTTPException | ConnectionResetError):
+        return f"{url} does not speak HTTP ({why_no_answer(error)}): write https:// if the server has a certificate"
+    return f"{url} does not answer ({why_no_answer(error)}): is a server running there?"
+
+
+def _cause(error: Exception) -> Any:
+    """The reason inside a URLError. It may be a text."""
+    return error.reason if isinstance(error, urllib.error.URLError) else error
+
+
 def why_no_answer(error: Exception) -> str:
     """The reason of a request's failure, in a few words."""
-    inner = getattr(error, "reason", error)
+    inner = _cause(error)
     code = getattr(inner, "errno", None)
     if isinstance(inner, OSError) and code and code > 0 and not hasattr(inner, "verify_message"):
         return os.strerror(code)

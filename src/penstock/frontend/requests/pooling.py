@@ -74,10 +74,12 @@ def reserve_vectors(count: int, width: int, context: RequestContext) -> None:
 
 def cut_limit(truncate: int | None, context: ModelContext) -> int | None:
     """The number of tokens that texts are cut to; None: they are not cut. `truncate` is vLLM's
-    `truncate_prompt_tokens`, of which -1 is the model's limit."""
+    `truncate_prompt_tokens`, of which -1 is the model's limit. Without it, --truncate-embeddings decides."""
     most = context.model.max_model_len
-    if truncate is None or truncate == -1:
-        return truncate and most
+    if truncate is None:
+        return most if context.model.truncate_embeddings else None
+    if truncate == -1:
+        return most
     if not 1 <= truncate <= most:
         raise invalid(
             f"truncate_prompt_tokens is {digits(truncate)}; it must be from 1 to {most}, or -1 for {most}",

@@ -25,6 +25,9 @@ export class Live {
   }
 }
 
+// After so many tokens an answer without max_tokens pauses, as a small model may never end it. A button goes on.
+export const PAUSE_TOKENS = 2048;
+
 // Fills `versions`, one for each choice, until the stream ends. Throws only an AbortError.
 export async function generate(path, body, versions, live, signal) {
   const began = performance.now();
@@ -45,6 +48,10 @@ export async function generate(path, body, versions, live, signal) {
         if (choice.finish_reason) version.finish = choice.finish_reason === "length" && endless ? "context" : choice.finish_reason;
       }
       live.changed();
+      if (endless && versions.every((version) => version.finish || version.stats.events >= PAUSE_TOKENS)) {
+        for (const version of versions) version.finish ||= "paused";
+        break;
+      }
     }
   } catch (error) {
     for (const version of versions) version.finish ||= error.name === "AbortError" ? "stopped" : "error";

@@ -18,7 +18,7 @@ export const GROUPS = [
     title: "Length",
     open: true,
     settings: [
-      { name: "max_tokens", label: "Max tokens", kind: "number", least: 0, step: 1, fallback: "to the end", hint: "Longest answer" },
+      { name: "max_tokens", label: "Max tokens", kind: "number", least: 0, step: 1, fallback: "to the end", hint: "Longest answer; without it, a chat pauses after 2048 tokens" },
       { name: "min_tokens", label: "Min tokens", kind: "number", least: 0, step: 1, hint: "Shortest answer" },
       { name: "n", label: "Answers", kind: "number", least: 1, step: 1, fallback: 1, hint: "Answers to each prompt (n)" },
       { name: "stop", label: "Stop at", kind: "lines", hint: "One text a line; \\n is a line break" },

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { CodeBlock } from "../shared/code.js";
 import { CopyButton, formatCount, formatSeconds, Icon, Tool } from "../shared/shell.js";
-import { speedOf } from "./generate.js";
+import { PAUSE_TOKENS, speedOf } from "./generate.js";
 import { Markdown } from "./markdown-view.js";
 import { checkSchema, readJSON } from "./schema.js";
 import { TokenView } from "./tokens.js";
@@ -28,6 +28,7 @@ export function Stats({ version }) {
     tokens > 0 && [`${formatCount(tokens)} tokens`, "Output tokens"],
     stats.prompt !== undefined && [`${formatCount(stats.cached)} of ${formatCount(stats.prompt)} prompt tokens cached`, "Found in the prefix cache"],
     {
+      paused: [`paused after ${formatCount(PAUSE_TOKENS)} tokens`, "Go on continues it; Max tokens sets another length"],
       length: ["cut off at max tokens", "The answer reached its limit"],
       context: ["cut off: the context is full", "The conversation and the answer have as many tokens as the model can see"],
       stopped: ["stopped", "You stopped it"],
@@ -120,7 +121,7 @@ export function Answer({ message, actions, settings, schema, tools, last }) {
       <${CopyButton} text=${version.text} label="Copy the answer" />
       <${Tool} icon="redo" label="Regenerate (Alt+R)" onClick=${() => actions.regenerate(message)} />
       <${Tool} icon="edit" label="Edit the answer" onClick=${() => setEditing(true)} />
-      ${last && !["stop", "context"].includes(version.finish) && version.text && html`<${Tool} icon="right" label="Continue the answer" onClick=${() => actions.branch(message, version.text)} />`}
+      ${last && !["stop", "context"].includes(version.finish) && version.text && html`<${Tool} icon="right" label="Continue the answer" text=${["length", "paused"].includes(version.finish) && "Go on"} onClick=${() => actions.branch(message, version.text)} />`}
       <${Tool} icon="tokens" label=${hasTokens ? "Show tokens (Alt+T)" : "Tokens: turn on Record probabilities, then regenerate"} data-tokens aria-pressed=${tokens && hasTokens}
         disabled=${!hasTokens} onClick=${() => setTokens(!tokens)} />
       <${Stats} version=${version} />

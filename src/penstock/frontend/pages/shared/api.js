@@ -56,19 +56,23 @@ export async function fetchJSON(path, options) {
 export async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read().catch((error) => {
-      throw error.name === "AbortError" ? error : new RequestError(LOST, 0);
-    });
-    if (done) throw new RequestError(LOST, 0);
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ")) continue;
-      if (line === "data: [DONE]") return;
-      const event = JSON.parse(line.slice(6));
-      if (event.error) throw new RequestError(String(event.error.message), event.error.status ?? 500, event.error.code);
-      yield event;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new RequestError(LOST, 0);
+      });
+      if (done) throw new RequestError(LOST, 0);
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data: ")) continue;
+        if (line === "data: [DONE]") return;
+        const event = JSON.parse(line.slice(6));
+        if (event.error) throw new RequestError(String(event.error.message), event.error.status ?? 500, event.error.code);
+        yield event;
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // a reader that leaves early ends the request
   }
 }

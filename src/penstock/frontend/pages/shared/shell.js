@@ -118,6 +118,7 @@ export function Dialog({ title, onClose, children }) {
   useEffect(() => {
     const before = document.activeElement;
     element.current.showModal();
+    element.current.querySelector("section input, section textarea")?.focus(); // the browser takes the first button: Close
     return () => before?.focus?.();
   }, []);
   return html`<dialog ref=${element} aria-labelledby="dialog-title" onClose=${onClose}>
