@@ -125,8 +125,13 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
     from penstock.bench.offline import host_us_per_step, run_items, settled
     from penstock.bench.workload import Case, fixed, parse_cases
     from penstock.config.settings import Settings
-    from penstock.prepare.engine import own_engine
-    from penstock.prepare.model import prepare
+
+    try:
+        from penstock.prepare.engine import own_engine
+        from penstock.prepare.model import prepare
+    except ModuleNotFoundError:  # an older tree
+        from penstock.cli.engine import own_engine
+        from penstock.cli.prepare import prepare
 
     cases = {text: parse_cases(text)[0] for text in settings["cases"]}
     longest = max(case.prompt_len + case.output_len for case in cases.values())
