@@ -19,7 +19,7 @@ from penstock.messages import NewSequence, PoolingParams, SamplingParams, StepPl
 from penstock.models.encoder import Encoder, Texts
 from penstock.runtime.encoder_runner import EncoderRunner
 from penstock.runtime.loading.encoder import load_encoder
-from penstock.runtime.programs.recorded_encoder import TOGETHER, RecordedEncoder
+from penstock.runtime.programs.recorded_encoder import TOKENS_PER_THREAD, RecordedEncoder
 from penstock.weights.load import load_parameters
 from tests.encoders import ENCODERS, minilm, tiny_encoder
 
@@ -251,7 +251,7 @@ def test_recorded_layers_give_the_bits_of_eager_ones(variant: str, dtype: torch.
     model = Encoder(spec, load_parameters(tmp_path, spec, dtype, progress=False), kernels)
     assert kernels.session is not None
     recorded = RecordedEncoder(model, kernels.session, spec.hidden_size, dtype, 150)
-    for lengths in (LENGTHS, (TOGETHER // 2,) * 5, (1,) * (TOGETHER + 1), (150,)):
+    for lengths in (LENGTHS, (TOKENS_PER_THREAD // 2,) * 5, (1,) * (TOKENS_PER_THREAD + 1), (150,)):
         ids = torch.tensor([token for text in ids_of(lengths) for token in text])
         with torch.inference_mode():
             texts = Texts(ids, lengths, lengths)

@@ -14,7 +14,7 @@ class AnyOrder:
     def __init__(self, seed: int) -> None:
         self._source = random.Random(seed)
 
-    def place(self, request: Request) -> tuple[float, ...]:
+    def sort_key(self, request: Request) -> tuple[float, ...]:
         return (self._source.random(),)
 
     def victim(self, later: list[Sequence]) -> Sequence:
@@ -30,7 +30,7 @@ class GivenOrder(DueOrder):
     def __init__(self, **places: float) -> None:
         self.places = places
 
-    def place(self, request: Request) -> tuple[float, ...]:
+    def sort_key(self, request: Request) -> tuple[float, ...]:
         return (self.places[request.message.request_id],)
 
     def charge(self, step: Outstanding) -> bool:
@@ -43,7 +43,7 @@ class FairShare(DueOrder):
     def __init__(self) -> None:
         self.computed: Counter[str] = Counter()  # tokens, by tenant
 
-    def place(self, request: Request) -> tuple[float, ...]:
+    def sort_key(self, request: Request) -> tuple[float, ...]:
         return (self.computed[request.message.tenant],)
 
     def charge(self, step: Outstanding) -> bool:

@@ -1,3 +1,5 @@
-"""What users may set, as plain tables: the parameters of sampling, and the settings of a server. The standard library
-alone is imported here, since every start of the command line, also for --help and for a Tab, makes its flags of them.
+"""Tables of what users may set: the sampling parameters, and the settings of a server.
+
+This package imports only the standard library, since each start of the command line builds its flags from the tables,
+also for --help and shell completion.
 """

@@ -1,7 +1,8 @@
 """The sampling parameters: how the tokens of a request are chosen.
 
-This table gives the ranges and their errors, the OpenAPI document, the flags and `/set` of `penstock run`, what is read
-of a model's recommendations, and the defaults and ranges that the pages show. messages/sampling.py has the types.
+These are derived from the table: the checks of ranges and their errors, the OpenAPI document, the flags and `/set` of
+`penstock run`, the values that are read from a model's recommendations, and the defaults and ranges on the pages.
+messages/sampling.py has the types.
 
 To add a parameter:
 
@@ -13,8 +14,8 @@ To add a parameter:
    keep the same ones.
 3. `python scripts/document_tables.py` writes its row in docs/openai.md.
 
-A wire that has another name for a parameter says so in its own struct (frontend/ollama/fields.py). A struct with
-another base is decorated with `with_sampling` (frontend/describe.py).
+A wire with another name for a parameter renames it in its own struct (frontend/ollama/fields.py). A struct that cannot
+inherit from `GivenSampling` is decorated with `with_sampling` (frontend/describe.py).
 """
 
 from collections.abc import Mapping
@@ -24,18 +25,18 @@ from typing import NamedTuple
 
 
 class SamplingParameter(NamedTuple):
-    """Describes a parameter: what it does, and which values it may have."""
+    """Describes a sampling parameter: what it does, and which values it may have."""
 
     help: str  # one sentence
     least: float
-    most: float = inf  # values are finite all the same
+    most: float = inf  # inf: no limit, but values must be finite
     whole: bool = False  # values are integers
     zero: str = ""  # what 0 means, if it is a case of its own
-    off: float | None = None  # requests may send values from this one up to `least`: they change nothing
+    off: float | None = None  # requests may also send values from this one up to `least`, which turn it off
     recommended: bool = False  # a model's generation_config.json or GGUF file may set it
 
     def allows(self, value: float) -> bool:
-        """True if the engine takes the value. NaN compares false with everything, so it is refused, too."""
+        """True if the engine accepts the value. NaN is refused, since it compares false with everything."""
         return self.least <= value <= self.most and value < inf
 
     @property

@@ -5,18 +5,20 @@ from typing import Any, Literal, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What values a setting has. Make one with the functions and constants below."""
+    """The type and range of a setting's values. Use the functions and constants below."""
 
     name: Literal["whole", "number", "size", "switch", "text", "list", "choice"]
     metavar: str  # of its flag
+    # Limits of a number, or of the number of characters in a text.
     least: float | None = None
-    above: float | None = None
-    most: float | None = None  # of a text: characters
+    above: float | None = None  # values must be larger than this
+    most: float | None = None
     choices: tuple[str, ...] = ()
     one_way: bool = False  # a switch whose flag has no --no- form
 
 
 def whole(least: int = 1, most: int = 2**31 - 1) -> Kind:
+    """An integer from `least` to `most`."""
     return Kind("whole", "N", least=least, most=most)
 
 
@@ -26,6 +28,7 @@ def text(metavar: str, least: int = 1, most: int | None = None) -> Kind:
 
 
 def choice(*values: str) -> Kind:
+    """One of these texts."""
     return Kind("choice", "NAME", choices=values)
 
 
@@ -45,8 +48,8 @@ class Setting(NamedTuple):
     help: str  # without a full stop
     default: Any = None
     why: str = ""  # the reason for the default; "": config/defaults.py computes both
-    words: str = ""  # the default in words, if the value does not say it
-    more: str = ""  # what follows `help` in docs/configuration.md, in Markdown: a link, or sentences
+    words: str = ""  # the default in words, shown instead of the value
+    more: str = ""  # follows `help` in docs/configuration.md, in Markdown: a link, or sentences
     secret: bool = False  # its value is never shown
 
     @property

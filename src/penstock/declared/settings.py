@@ -1,11 +1,12 @@
-"""The settings of a server. This module gives the flags and their help, the environment variables, the keys of a
-configuration file, the checks of values, constant defaults with their reasons, what `penstock plan` shows, and the
-table in docs/configuration.md.
+"""The settings of a server.
+
+These are derived from the tables: the flags and their help, the environment variables, the keys of a configuration
+file, the checks of values, constant defaults with their reasons, the settings in `penstock plan`, and the table in
+docs/configuration.md.
 
 To add a setting:
 
-1. Add a row to `SERVER`, or to `ENGINE` if the commands that need no server have it, too. Its parts are those of
-   `Setting`: name, kind, help, default and the reason for it.
+1. Add a `Setting` to `SERVER`, or to `ENGINE` if commands without a server have it, too.
 2. Add a field of its name to the struct that holds its value: `ServerConfig`, or `ServerLimits` if requests are checked
    against it (both in config/server.py), or `EngineConfig` (config/engine.py). Its default is `DEFAULTS["name"]`.
 
@@ -31,7 +32,7 @@ MODEL = Setting(
     more="On the command line, also without `--model`",
 )
 
-# By the headings of their flags in the help.
+# The keys are the headings in --help.
 # fmt: off
 ENGINE: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "Model": (
@@ -215,5 +216,5 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         for each in (MODEL, *(row for table in (ENGINE, SERVER) for rows in table.values() for row in rows))
     }
 )
-# The constant ones.
+# The constant defaults: config/defaults.py computes the others.
 DEFAULTS: Mapping[str, Any] = MappingProxyType({name: each.default for name, each in SETTINGS.items() if each.why})

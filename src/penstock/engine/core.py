@@ -26,22 +26,22 @@ from penstock.messages import (
 )
 from penstock.schedule import Scheduler
 
-ADMISSION_SECONDS = 0.002  # of each step that adding new requests may take
-COMPILER_SECONDS = 0.001  # between looks at grammars that are being compiled while there is nothing else to do
-HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
-STATS_SECONDS = 0.05  # between statistics while the same number of sequences runs
+ADMISSION_SECONDS = 0.002  # the longest time in a step for adding new requests
+COMPILER_SECONDS = 0.001  # between checks of a grammar that is being compiled, while there is no other work
+HEALTH_SECONDS = 1.0  # between checks of the executor's health while there is no work
+STATS_SECONDS = 0.05  # between statistics while the number of running sequences does not change
 
 log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Drives one scheduler and one executor, which has been started and has `capacity`, on the calling thread.
+    """Drives one scheduler and one executor on the calling thread. Messages to the client are passed to `post`.
 
-    `run` serves the client at the other end of a channel. A simulator calls `step` itself, for as many engines as it
-    has: a step never waits for commands, and reads no clock but `clock`. What is new for clients is passed to `post`.
+    `run` serves the client at the other end of a channel. A simulator calls `step` itself, for several engines in turn:
+    a step never blocks on commands, and its only clock is `clock`.
 
-    A request that cannot be added, or fails in its row of a step, ends alone. An exception out of the scheduler or the
-    executor concerns every request: `step` and `run` raise it.
+    A request that cannot be added, or that fails in its row of a step, ends alone. `step` and `run` raise an exception
+    from the scheduler or the executor, since it concerns every request.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class EngineCore:
         incarnation: int,
         clock: Clock,
     ) -> None:
+        """The executor has been started, and `capacity` is what it returned."""
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
@@ -61,17 +62,17 @@ class EngineCore:
         self._incarnation = incarnation
         self._clock = clock
         self._meter = StepMeter(clock)
-        self._outstanding = 0  # plans submitted whose results are not in
+        self._outstanding = 0  # plans submitted whose results have not been taken
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
         self._idle = True  # the last step has returned None
-        self._out = Step()  # the next message in the making
+        self._out = Step()  # the next message, until `_send`
         self._posted = EngineStats()  # the last statistics sent
-        self._stats_due = 0.0  # when the next ones are sent at the latest
-        self.stop_reason: str | None = None  # of the Stop command, after which there are no more steps
+        self._stats_due = 0.0  # when statistics are sent next, if they have changed
+        self.stop_reason: str | None = None  # from the Stop command, after which there are no more steps
 
     def run(self, channel: Channel) -> str:
-        """Step until a Stop command. Returns its reason. Blocks on `channel` until the next step is due; while the
-        engine is idle, the executor's health is checked."""
+        """Step until a Stop command. Return its reason. Between steps, block on `channel` until the next one is due.
+        While there is no work, check the executor's health once a second."""
         wake: float | None = None
         while wake is not None or self.stop_reason is None:
             if wake is not None:
@@ -84,11 +85,11 @@ class EngineCore:
         return self.stop_reason
 
     def step(self, commands: Sequence[Command | Refused] = ()) -> float | None:
-        """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it is there.
+        """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it can be taken.
 
-        Returns when the next step is due, which is at once if that time has passed; None if there is nothing to do
-        until a command comes. An earlier step, such as for a command, does no harm. If the executor's `result` blocks,
-        so does the step: on a CPU, while the result is computed.
+        Return the time at which the next step is due; it may have passed. Return None if there is no work until a
+        command comes. A step before that time, such as for a command, does no harm. A step blocks if the executor's
+        `result` blocks: on a CPU, while the result is computed.
         """
         if self._idle:
             self._idle = False
@@ -105,8 +106,8 @@ class EngineCore:
         return wake
 
     def _admit(self) -> None:
-        """Add requests for a bounded time, so that many new ones do not delay those that run. One whose grammar is
-        being compiled stays in the backlog."""
+        """Add requests for a bounded time, so that many new ones do not delay running ones. A request stays in the
+        backlog while its grammar is being compiled."""
         start = self._clock()
         for request_id, request in list(self._backlog.items()):
             if request.grammar is None or self._is_prepared(request, request.grammar):
@@ -115,7 +116,7 @@ class EngineCore:
                 break
 
     def _is_prepared(self, request: GenerateRequest, grammar: Grammar) -> bool:
-        """False while the grammar is being compiled, and if that cannot be begun: the request has ended then."""
+        """Return whether the grammar is compiled. If compiling cannot start, end the request and return False."""
         try:
             return self._executor.prepare(grammar)
         except Exception as error:
@@ -125,13 +126,14 @@ class EngineCore:
             return False
 
     def _advance(self) -> float | None:
-        """Drop what would be late, fill the pipeline with plans, then apply the oldest result. Returns as `step`."""
+        """Drop late requests, submit plans as far as the depth allows, then apply the oldest result. Return when the
+        next step is due, as `step` does."""
         now = self._clock()
         for request_id, seconds in self._scheduler.drop_late(now):
             self._out.rejected.append(Rejected(request_id, _late(seconds), "deadline"))
         while self._outstanding < self._depth and (plan := self._scheduler.plan(now)) is not None:
             if plan.new:
-                # If the step ends the engine, the client needs the names of its requests.
+                # Sent before the step runs: if it ends the process, the client must know which requests are suspect.
                 self._post(Step(begun=self._scheduler.begun(plan)))
             try:
                 self._executor.submit(plan)
@@ -160,9 +162,10 @@ class EngineCore:
         return now
 
     def _start_over(self, error: Exception) -> None:
-        """After a failed allocation: end the request that needed most, and let the others go on. Raises other errors.
+        """After a failed allocation, end the request with most tokens in the step, and compute the others again.
+        Raises any other error.
 
-        How far the step came is unknown, so the executor forgets all sequences, and the others are computed again.
+        It is unknown how far the step came, so the executor forgets all sequences.
         """
         if not self._executor.recover(error):
             raise error
@@ -172,7 +175,7 @@ class EngineCore:
         self._out.deltas.extend(self._scheduler.start_over(message, self._clock()))
 
     def _send(self) -> None:
-        """Send one message with everything new since the last one, if there is anything."""
+        """Send one message with everything new since the last one, if anything is new."""
         out, running, mark = self._out, self._scheduler.num_running, self._meter.mark
         if not running or running != self._posted.running or mark >= self._stats_due:
             self._stats_due = mark + STATS_SECONDS
@@ -250,7 +253,8 @@ class EngineCore:
                 return ControlReply(command.serial, ForgottenBlocks(blocks))
             case Wake():
                 return ControlReply(command.serial, Completed())
-        error = "this engine cannot sleep, as it cannot be started again"  # a client that can start it executes Sleep
+        # A client that can start the engine again executes Sleep itself, and never sends it.
+        error = "this engine cannot sleep, as it cannot be started again"
         return ControlReply(command.serial, error=error, cause="engine")
 
 
@@ -262,5 +266,5 @@ def _late(seconds: float) -> str:
 
 
 def _log_failure(message: str, request_id: str) -> None:
-    """Log the exception being handled. A request's name is its answer's id and a number."""
+    """Log the exception being handled. A request's id is the id of its answer, "-" and a number."""
     log.exception(message, request_id, extra={"fields": {"answer_id": request_id.rpartition("-")[0]}})

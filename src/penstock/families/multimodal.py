@@ -14,19 +14,22 @@ from penstock.families.llama_like import NAMES
 from penstock.families.spec import ModelSpec
 
 
-def _language_model(family: Callable[..., ModelSpec], *others: str, **tensors: Any) -> Callable[[HFConfig], ModelSpec]:
-    """The family of a checkpoint with a `text_config`. Its language model is of `family`, which gets `tensors`: how the
-    checkpoint names them. Tensors that match `others`, fnmatch patterns, are not loaded."""
+def _language_model(family: Callable[..., ModelSpec], *ignored: str, **naming: Any) -> Callable[[HFConfig], ModelSpec]:
+    """Returns the function from a config.json to the spec of its language model.
+
+    `family` makes the spec from the `text_config`, with the arguments `naming`: how this checkpoint names its tensors.
+    Tensors that match a pattern of `ignored` (fnmatch) are not loaded.
+    """
 
     def spec_of(config: HFConfig) -> ModelSpec:
-        spec = family(text_config(config), **tensors)
-        return replace(spec, ignored_tensors=(*spec.ignored_tensors, *others))
+        spec = family(text_config(config), **naming)
+        return replace(spec, ignored_tensors=(*spec.ignored_tensors, *ignored))
 
     return spec_of
 
 
-_BELOW = "model.language_model."
-_NAMES = replace(NAMES, embedding=f"{_BELOW}embed_tokens", layers=f"{_BELOW}layers.", norm=f"{_BELOW}norm")
+_INSIDE = "model.language_model."
+_NAMES = replace(NAMES, embedding=f"{_INSIDE}embed_tokens", layers=f"{_INSIDE}layers.", norm=f"{_INSIDE}norm")
 _GEMMA_4 = ("model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*")
 _PROJECTOR, _PREFIX = "multi_modal_projector.*", "language_model."
 

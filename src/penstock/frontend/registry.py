@@ -5,12 +5,12 @@ import asyncio
 from penstock.frontend.errors import APIError
 from penstock.frontend.versions.serving import Serving
 
-_NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these texts when its user names no model
-_MOST_SHOWN = 8  # models that an error names
+_NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these if its user names no model
+_MOST_SHOWN = 8  # models that are listed in an error
 
 
 class ModelRegistry:
-    """Finds the model that a request names. The first one is for requests that name none."""
+    """Finds the model that a request names. The first model serves requests that name none."""
 
     def __init__(self, *models: Serving) -> None:
         """Raises ValueError if two of the models have a name in common."""
@@ -20,7 +20,7 @@ class ModelRegistry:
 
     @property
     def default(self) -> Serving:
-        """The model of requests that name none."""
+        """The model for requests that name none."""
         return self.all[0]
 
     @property
@@ -29,12 +29,12 @@ class ModelRegistry:
         return self.all[0] if len(self.all) == 1 else None
 
     def names(self) -> list[str]:
-        """Every name that requests may use: model by model, its own name before its aliases."""
+        """Returns every name that requests may use. A model's own name comes before its aliases."""
         return [name for served in self.all for name in served.model.names]
 
     def find(self, name: str | None) -> Serving:
-        """Returns the model with this name now: a reload may change names. None is the default model. Raises APIError
-        404."""
+        """Returns the model that has this name now, since a reload may change names. If `name` is None, returns the
+        default model. Raises APIError 404."""
         for served in self.all:
             if name in served.model.names:
                 return served

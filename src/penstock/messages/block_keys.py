@@ -1,9 +1,10 @@
-"""Keys of the prefix cache: a chain of SHA-256, one link per full block of tokens.
+"""Keys of the prefix cache: a chain of SHA-256 hashes, one for each full block of tokens.
 
-A block's key covers every token before it, and the root of the chain covers the block size, the weights and the salt.
-Whoever knows these can compute the keys: an engine, and a router that asks which engine has the blocks of a prompt.
-What else a block's content depends on is not in the keys but in `Identity.numerics`: pages may only be exchanged
-between engines whose numerics are equal. No key is truncated, and every field is encoded with its type and length.
+A block's key covers its own tokens and all tokens before it. The root of the chain covers the block size, the weights
+and the salt. So an engine and a router compute the same keys, and the router can look up which engine has the blocks of
+a prompt. The other things that a block's content depends on are not in the keys but in `Identity.numerics`: pages may
+be exchanged only between engines with equal numerics. No hash is truncated, and every field is encoded with its type
+and length.
 """
 
 import struct
@@ -14,20 +15,20 @@ import msgspec
 
 
 class BlockKeys:
-    """Makes the chains of keys for one block size and one model."""
+    """Computes the keys for one block size and one model."""
 
     def __init__(self, block_size: int, weights: str) -> None:
-        """`weights` is the model's digest, see `Identity`."""
+        """`weights` is the digest in `Identity.weights`."""
         self._block_size = block_size
         self._weights = weights
         self._pack = struct.Struct(f"<{block_size}I").pack
 
     def root(self, salt: str) -> bytes:
-        """Return the first link of the keys of requests with this salt."""
+        """Return the root of the chain for requests with this salt."""
         return sha256(msgspec.msgpack.encode(("penstock.kv", 2, self._block_size, self._weights, salt))).digest()
 
     def extend(self, keys: list[bytes], root: bytes, tokens: Sequence[int], count: int) -> None:
-        """Append keys until there are `count`. Needs count * block_size tokens, each in 0 .. 2**32 - 1."""
+        """Append to `keys` until it has `count` keys. `tokens` must have count * block_size ids in 0 .. 2**32 - 1."""
         size = self._block_size
         key = keys[-1] if keys else root
         for start in range(len(keys) * size, count * size, size):

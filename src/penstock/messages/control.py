@@ -1,24 +1,23 @@
-"""What an operator may have an engine do beside requests: one struct for each, and its answer.
+"""Messages with which an operator controls an engine, and their answers.
 
-A new one is a class here, in `ControlMessage`, and a case where it is executed: in the engine's loop, or in the client
-that holds the engine.
+To add a message, write its struct here, add it to `ControlMessage`, and add a case where it is executed: in
+EngineCore._control (engine/core.py), or in the client that starts the engine (engine/client.py).
 """
 
 import msgspec
 
 
 class ResetCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget which tokens the blocks of the prefix cache hold. Running sequences keep theirs. The answer is
-    ForgottenBlocks."""
+    """Empty the prefix cache. Running sequences keep their blocks. The answer is ForgottenBlocks."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """End the engine to give its memory back, until a request or `Wake`. The answer is Completed. Raises EngineError
-    while requests are open, and for an engine that cannot be started again."""
+    """End the engine to free its memory, until a request or `Wake` starts it again. The answer is Completed. Raises
+    EngineError while requests are unfinished, and for an engine that cannot be started again."""
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Start an engine that sleeps. The answer is Completed, once the engine is ready. Raises EngineError if it does not
+    """Start an engine that sleeps. The answer is Completed, when the engine is ready. Raises EngineError if it does not
     start."""
 
 
@@ -27,7 +26,7 @@ class Completed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgottenBlocks(msgspec.Struct, frozen=True, tag=True):
-    """The blocks that no sequence held, and that were kept for their content."""
+    """The number of cached blocks that no sequence held when the prefix cache was emptied."""
 
     blocks: tuple[int, ...]  # per KV group
 

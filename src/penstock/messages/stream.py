@@ -1,5 +1,5 @@
-"""One request and its output so far, as a client holds them. Nothing here waits or reads a clock, so that the client of
-one engine and the client of several can both use it."""
+"""One request and its output so far, on the client's side. The code does not block and reads no clock, so a client of
+one engine and a client of several engines can both use it."""
 
 from collections.abc import Callable
 
@@ -13,29 +13,30 @@ from penstock.messages.request import GenerateRequest
 
 
 class Stream:
-    """Buffers the deltas of one request until its consumer takes them. Bounded by the request's own max_tokens.
+    """Buffers the deltas of one request until its consumer takes them. The request's max_tokens bounds the buffer.
 
-    It also holds all tokens of unfinished choices, so that another engine can go on after them.
+    It also keeps all tokens of unfinished choices. If the engine ends, they are sent to another one, which continues
+    after them. It gets one request for each unfinished choice, with an id of its own (`names`) if there were several.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         self.waits = True  # no engine has begun it
-        self.sent = False  # to the engine that runs now
+        self.sent = False  # it was sent to the engine that runs now
         self.begun = False  # that engine has computed a step of it, or was about to
-        self.answered = 0  # messages with tokens that this engine has sent
-        self.closed = False
-        self.has_tokens = False  # some engine has sent something
-        self.error: Exception | None = None  # what the stream ends with, after what has been pushed
-        self.gather = 1  # tokens that are due together; a choice's first token and its end are due at once
-        self.notify: Callable[[], None] = _nothing  # called when something is due, or the stream has failed
-        self.unread = 0  # 0 if nothing is to be taken, else the tokens, where a delta without any counts as one
+        self.answered = 0  # deltas that this engine has sent
+        self.closed = False  # the consumer has stopped reading
+        self.gather = 1  # wake the consumer when it has so many tokens; for a choice's first token and its end at once
+        self.notify: Callable[[], None] = _nothing  # wakes the consumer
+        self.has_tokens = False  # an engine has sent a delta
+        self.error: Exception | None = None  # raised to the consumer after it has taken all deltas
+        self.unread = 0  # tokens to take, with 1 for each delta without tokens; 0: nothing to take
         choices = range(request.first_choice, request.first_choice + request.n)
         self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
-        self._endings: dict[int, tuple[FinishReason, int]] = {}  # choices that the client ended, until the engine does
-        self._names: dict[int, str] = {}  # the engine's names of choices that were resumed apart
+        self._endings: dict[int, tuple[FinishReason, int]] = {}  # of choices that the client has ended: (reason, keep)
+        self._names: dict[int, str] = {}  # the engine's request ids of choices, if each was resumed by itself
         self._buffer = DeltaBuffer()
-        self._refused = False  # by the engine, which works on no part of it
+        self._refused = False  # the engine has refused the whole request
 
     @property
     def in_engine(self) -> bool:
@@ -48,7 +49,8 @@ class Stream:
         return not self._outputs
 
     def push(self, delta: TokenDelta) -> None:
-        """Take a delta that continues its choice; anything else means that tokens were lost, and ends the stream."""
+        """Take a delta from the engine. If it does not continue its choice, tokens were lost: the stream ends with an
+        error."""
         output = self._outputs.get(delta.choice)
         if output is None:
             return  # that choice has ended
@@ -77,36 +79,36 @@ class Stream:
         return self._buffer.take()
 
     def refuse(self, error: Exception) -> None:
-        """The engine does not serve the request, or no longer."""
-        # Other choices of a late request, or of one whose choices went on apart, may still run: their `names` must be
-        # aborted.
+        """End the stream because the engine has refused or dropped the request."""
+        # Some choices may still run: of a late request, or if each choice was resumed by itself. The client must abort
+        # their `names`.
         self._refused = not isinstance(error, DeadlineExceeded) and not self._names
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the stream after what has been pushed. The first error stays."""
+        """End the stream with an error, after all deltas pushed so far. A second error is ignored."""
         self.error = self.error or error
         self.notify()
 
     def aborted(self) -> list[TokenDelta]:
-        """Return what ends the unfinished choices after what has been pushed."""
+        """Return deltas that end the unfinished choices with "abort"."""
         name = self.request.request_id
         return [TokenDelta(name, choice, len(output), (), "abort") for choice, output in self._outputs.items()]
 
-    # -- its place in an engine -------------------------------------------------------------------------------
+    # -- the request in the engine ----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The engine's names of what is unfinished."""
+        """Return the engine's request ids of the unfinished choices."""
         return [self._names[choice] for choice in self._outputs] if self._names else [self.request.request_id]
 
     def finish(self, choice: int, reason: FinishReason, keep: int) -> str:
-        """Note that the client ends a choice after `keep` tokens. Return the engine's name of it."""
+        """Note that the client ends a choice after `keep` tokens. Return the engine's request id of it."""
         self._endings[choice] = (reason, keep)
         return self._names.get(choice, self.request.request_id)
 
     def abort(self) -> list[str]:
-        """Note that the client ends all choices. Return the engine's names of them, none if no engine has them: then
-        they have ended."""
+        """Note that the client ends all choices. Return the engine's request ids to abort. If the request was not sent
+        to an engine, end the choices here and return none."""
         if self.sent:
             for choice, output in self._outputs.items():
                 self._endings.setdefault(choice, ("abort", len(output)))
@@ -116,8 +118,8 @@ class Stream:
         return []
 
     def requests(self) -> list[GenerateRequest]:
-        """Return what a new engine must be sent: the request, or one for each unfinished choice with its tokens so
-        far."""
+        """Return the requests to send to a new engine: this one, or, if an engine has sent tokens, one for each
+        unfinished choice with its tokens so far."""
         self.sent, self.begun, self.answered = True, False, 0
         for choice, (reason, keep) in self._endings.items():
             self.push(TokenDelta(self.request.request_id, choice, keep, (), reason))
@@ -134,7 +136,7 @@ class Stream:
                 first_token_deadline=None if output else request.first_token_deadline,
                 n=1,
                 first_choice=choice,
-                # The prompt's logprobs come with the first token.
+                # A choice with tokens already has the prompt's logprobs: they come with the first token.
                 sampling=replace(request.sampling, prompt_logprobs=None) if output else request.sampling,
             )
             for choice, output in self._outputs.items()
@@ -142,4 +144,4 @@ class Stream:
 
 
 def _nothing() -> None:
-    """Nobody waits for the stream."""
+    """No consumer is blocked on the stream."""

@@ -1,4 +1,4 @@
-"""A product: a weight, and the ops that multiply with it."""
+"""A weight, and the ops that multiply with it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +12,22 @@ from penstock.kernels.elementwise import RmsNorm
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Multiplies rows with a weight [out, in] that it owns, and adds the weight's bias if there is one.
+    """A linear layer: multiplies rows with a weight [out, in] that it owns, and adds the weight's bias if there is one.
 
-    Models call a product and never the kernels' linear, so how a weight is packed is decided here alone. What an
-    adapter (LoRA) adds to a product belongs here too. In `__call__` and `logits` it joins the result. In `activated`
-    it must be added before the activation, which is part of the kernels' op: a product with an addition multiplies
-    without it, adds, and then activates. Each method launches one op, which a recorded step or a CUDA graph captures.
+    Models call a Product and never `kernels.linear`, so only this class depends on how a weight is packed. Each method
+    launches one op, which a recorded step or a CUDA graph can capture.
+
+    The product of an adapter (LoRA) would be added here, too: in `__call__` and `logits` to the result. `activated`
+    would have to multiply, add and then activate in separate ops, since its op includes the activation.
     """
 
     kernels: Kernels
-    weight: Any  # as `Linear.pack` of the kernels returned it
-    gated: bool = False  # the weight is the gate, and what it gates
+    weight: Any  # packed, as `Linear.pack` returned it
+    gated: bool = False  # the weight has two halves: a gate, and the part that is multiplied by it
 
     @classmethod
     def pack(cls, kernels: Kernels, weight: Any, bias: Tensor | None = None, *, gated: bool = False) -> "Product":
-        """Returns the product with a weight, which is packed if it was not packed while it was read."""
+        """Returns a Product with this weight. Packs the weight, unless it was packed while it was loaded."""
         return cls(kernels, kernels.linear.pack(weight, bias, gated=gated), gated)
 
     @property
@@ -36,8 +37,8 @@ class Product:
 
     @property
     def rms_norm(self) -> RmsNorm:
-        """Returns `rms_norm` for rows that this product alone reads: they may come quantised, as its weight needs
-        them."""
+        """Returns the `rms_norm` for inputs that only this product reads. Its output may be quantised as the weight
+        requires."""
         return self.kernels.norm_before(self.weight)
 
     def __call__(self, x: Any, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
@@ -45,18 +46,18 @@ class Product:
         return self.kernels.linear(x, self.weight, residual, scale=scale)
 
     def activated(self, x: Any, activation: str) -> Any:
-        """Returns activation(gate) * the other half [tokens, out / 2] if the weight is gated, else each value
-        activated [tokens, out]. The rows may come quantised, as another product with such a weight reads them."""
+        """Returns activation(gate) * other half [tokens, out / 2] if the weight is gated, else activation(product)
+        [tokens, out]. The result may be quantised, as another product with a weight of the same format reads it."""
         linear = self.kernels.linear
         return (linear.gated if self.gated else linear.activated)(x, self.weight, activation)
 
     def by_head(self, x: Tensor, heads: int) -> Tensor:
-        """Returns each head's part of x [tokens, heads * in] times its own rows of the weight [heads * out, in], as
-        [tokens, heads * out]."""
+        """Multiplies each head's part of x [tokens, heads * in] with the head's rows of the weight [heads * out, in].
+        Returns [tokens, heads * out]."""
         return self.kernels.linear_by_head(x, self.weight, heads)
 
     def logits(self, x: Any, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
-        """Returns fp32 logits [tokens, out] times `scale`, then bounded by `softcap` (0: not)."""
+        """Returns fp32 logits [tokens, out] times `scale`, then bounded by `softcap` (0: not bounded)."""
         return self.kernels.linear.logits(x, self.weight, scale=scale, softcap=softcap)
 
     def rows(self, ids: Tensor, scale: float, dtype: torch.dtype, *, first: int | None = None) -> Tensor:

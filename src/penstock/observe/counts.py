@@ -1,12 +1,12 @@
-"""The sum of what several processes have counted."""
+"""Adds up the counts of several processes."""
 
 from typing import Any
 
-Counts = dict[str, Any]  # numbers, lists of numbers, or Counts, by name
+Counts = dict[str, Any]  # name -> a number, a list of numbers, or Counts
 
 
 def add(one: Counts, other: Counts) -> Counts:
-    """Returns the sums of what has the same name; what only one of them has stays."""
+    """Returns both, with the values of a common name added. Lists are added element by element."""
     return {
         name: _sum(one[name], other[name]) if name in one and name in other else one.get(name, other.get(name))
         for name in {**one, **other}

@@ -1,6 +1,7 @@
-"""A step of the resident batch: from what the host says of it to hidden states, tokens, and the rows moved on.
+"""Executes a step of the resident batch on the device: forward pass, logits, the choice of tokens, and `advance`, which
+appends these tokens to the batch's rows.
 
-Everything it works on stays at one address, so that it can be captured.
+All arrays of a step keep their addresses, so that the step can be captured.
 """
 
 from collections.abc import Sequence
@@ -37,18 +38,18 @@ class Shape(NamedTuple):
     sequences: int
     tokens: int
     decodes: int  # sequences of one token
-    prompt_tokens: int  # of all others
-    longest: int  # of these
+    prompt_tokens: int  # of sequences with several tokens
+    longest: int  # tokens of the longest of these
     logit_rows: int
     in_place: bool  # whether every token has a row of logits
 
 
 class StepLimits(NamedTuple):
-    """The most that a step can have."""
+    """The largest numbers that a step can have."""
 
     sequences: int
     tokens: int
-    drafts: int  # of one sequence
+    drafts: int  # in one sequence
     logit_rows: int
 
 
@@ -58,59 +59,59 @@ class ChooseOptions:
 
     filtered: bool  # whether any row's kind is FILTERED or TOP_K
     logprobs: int  # alternatives that are packed for every row; -1: none
-    edited: Tensor | None = None  # int32: rows of logits that are edited
+    edited: Tensor | None = None  # int32: indices of the rows of logits that are edited before sampling
 
     def set_edited(self, sent: Sequence[Tensor]) -> None:
         (self.edited,) = sent
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are all there is to choose."""
+        """Whether the step only samples: it edits no logits and packs no logprobs."""
         return self.edited is None and self.logprobs < 0
 
 
 class ModelStep(Protocol):
-    """How a step is executed: eagerly, or by a recording."""
+    """Executes the stages of a step, eagerly or by a recording."""
 
     def wake(self) -> None:
-        """Wake threads that sleep, while the host plans. Not called for repeated steps, whose planning is too short."""
+        """Wake the kernel threads while the host plans. Not called for a repeated step: its planning is too short."""
         ...
 
     def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
-        """As Decoder.forward. `attention` is what was planned on the host for each KV group, if anything."""
+        """As Decoder.forward. `attention` has what the host has planned for each KV group, and may be empty."""
         ...
 
     def finite(self, hidden: Hidden) -> Tensor:
-        """bool [tokens]: which rows of `forward`'s last result hold neither NaN nor infinity."""
+        """Return bool [tokens]: which rows of `forward`'s last result have neither NaN nor infinity."""
         ...
 
     def logits(self, hidden: Hidden) -> Tensor | None:
-        """As Decoder.logits. A recording may overwrite the rows that `forward` gave."""
+        """As Decoder.logits. A recording may overwrite the hidden states that `forward` returned."""
         ...
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
-        """int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
+        """Return int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
         ...
 
     def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
-        """Choose a token for each row of logits, and move the rows of the batch on. `masked` says whether rows have
-        masks."""
+        """Choose a token for each row of logits, and append the tokens to the rows of the batch. `masked`: some rows
+        have grammar masks."""
         ...
 
     def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
-        """`forward`, `logits` and `choose`, where every token of the step has a row of logits."""
+        """`forward`, `logits` and `choose` in one, for a step in which every token has a row of logits."""
         ...
 
     def advance(self, shape: Shape) -> None:
-        """Move the rows on, on a rank that chooses no token: it appends tokens broadcast to it, or zeros that it learns
-        later."""
+        """Append tokens to the rows on a rank that does not choose them: tokens that another rank broadcasts, or zeros,
+        which `ModelRunner.learn` replaces later."""
         ...
 
 
 class EagerStep:
-    """Launches every kernel. One step at a time: the next is described when this one has been launched.
+    """Launches every kernel of a step from Python. A step is launched before the next one is described.
 
-    With a mesh it is a rank's part of a step, and all ranks take the same steps.
+    With a mesh it executes one rank's part of the step, and all ranks execute the same steps.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class EagerStep:
         dtype: torch.dtype,
         mesh: Mesh | None = None,
     ) -> None:
-        """Allocates the arrays of a step of `limits`. `windows` are those of the KV groups; `dtype` is that of hidden
-        states. `sampler` is None on ranks that do not sample."""
+        """Allocates the arrays for steps within `limits`. `windows` has one for each KV group. `dtype` is the dtype of
+        hidden states. `sampler` is None on ranks that do not sample."""
         self._model = model
         self._kernels = kernels
         self._state = state
@@ -140,25 +141,26 @@ class EagerStep:
         device = state.token_ids.device
         sequences, tokens, logit_rows = limits.sequences, limits.tokens, limits.logit_rows
         self._mesh = mesh
-        self.last = mesh is None or mesh.place.last  # whether the head is here
+        self.last = mesh is None or mesh.place.last  # the last pipeline stage, which has the head
         self._no_hidden = torch.zeros(0, hidden_size, dtype=dtype, device=device)
         first = mesh is None or mesh.place.first
-        self.hidden = None if first else self.hidden_states(tokens)  # where what the stage before sends is put
+        self.hidden = None if first else self.hidden_states(tokens)  # receives those of the stage before
         self.arrays = StepArrays.empty(sequences, logit_rows, tokens, len(windows), device)
         self.tokens = torch.zeros(logit_rows, dtype=torch.int64, device=device)  # sampled by another rank
-        # `advance` counts outputs; a rank without a sampler never reads them.
+        # `advance` counts output tokens. A rank without a sampler never reads these counts.
         self._outputs = torch.zeros(len(state.computed), dtype=torch.int32, device=device)
-        self._spare = len(state.computed)  # the sampler's row for padding: behind all others
+        self._spare = len(state.computed)  # the sampler's row for padding, after all others
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
     @property
     def recordable(self) -> bool:
-        """Whether the model's ops are those of our kernels alone."""
+        """Whether all ops of the model are our kernels'."""
         return self._model.recordable
 
     def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
-        """Returns the part of a step that is sent. `padding` adds so many sequences that only fill a captured step.
-        RuntimeError if the step would have more tokens than memory was allocated for."""
+        """Returns the step's shape, and the write that sends its description to the device. `padding` is the number of
+        extra sequences that fill up a captured step. Raises RuntimeError if the step has more tokens than were
+        allocated."""
         if units.tokens > self.capacity.tokens:
             raise RuntimeError(f"a plan has {units.tokens} tokens; a step has at most {self.capacity.tokens}")
         if not self.last:  # nothing is sampled at other stages
@@ -200,23 +202,23 @@ class EagerStep:
         self.arrays.logit_rows[:, : rows.shape[1]] = rows
 
     def hidden_states(self, count: int) -> Tensor:
-        """Memory for hidden states: [count, hidden]."""
+        """Returns zeroed memory for hidden states [count, hidden]."""
         return self._no_hidden.new_zeros(count, self._no_hidden.shape[1])
 
     def receive(self, shape: Shape) -> None:
-        """Take what the stage before sends, if there is one. No part of a captured step."""
+        """Receive hidden states from the stage before, if there is one. Never captured."""
         if self._mesh is not None and self.hidden is not None:
             self._mesh.receive(self.hidden[: shape.tokens])
 
     def send(self, states: Tensor) -> None:
-        """Send hidden states to the next stage, if there is one. No part of a captured step."""
+        """Send hidden states to the next stage, if there is one. Never captured."""
         if self._mesh is not None and not self.last:
             self._mesh.send(states)
 
     # -- the ModelStep protocol ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Nothing sleeps."""
+        """Does nothing: there are no threads to wake."""
 
     def forward(self, shape: Shape, attention: Sequence[Any] = ()) -> Hidden:
         arrays, state, tokens = self.arrays, self._state, shape.tokens
@@ -235,7 +237,7 @@ class EagerStep:
         ]
         offsets = arrays.offsets[:tokens]
         groups = [GroupInput(each, arrays.blocks[group, :tokens], offsets) for group, each in enumerate(seen)]
-        groups.append(GroupInput(arrays.units[:, : shape.sequences].T, offsets, offsets))  # of layers with a state
+        groups.append(GroupInput(arrays.units[:, : shape.sequences].T, offsets, offsets))  # for layers with a state
         hidden = None if self.hidden is None else self.hidden[:tokens]
         inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
         return self._model.forward(inputs, self._caches)

@@ -1,8 +1,8 @@
 """The KV cache as sequences see it: one block table per KV group, all of the same length.
 
-A full-attention group keeps every block of a sequence. A group with a window gives back the blocks that no later token
-sees; its table keeps its length, with the null block 0 in their place. Prefix matching respects both: a match is a
-number of tokens after which every group has all the blocks that the next token sees.
+A full-attention group keeps every block of a sequence. A group with a window frees the blocks that no later token sees;
+its table keeps its length, with the null block 0 in their place. A prefix match is a number of tokens after which every
+group has all the blocks that the next token sees.
 """
 
 from collections import Counter
@@ -15,11 +15,12 @@ from penstock.schedule.sequence import Phase, Sequence
 
 
 class Hit(NamedTuple):
-    """The start of a sequence: `computed` tokens whose KV lies in existing blocks."""
+    """The first `computed` tokens of a sequence, whose KV lies in existing blocks. The sequence shares the full blocks.
+    If `computed` ends inside a block, that block is its tail: the sequence gets a copy, since it will write into it."""
 
     computed: int
-    shared: tuple[list[int], ...]  # per group: ids of the blocks wholly below `computed`, 0 for those never read
-    tails: tuple[int, ...] = ()  # per group: the block `computed` lies inside of, to be copied; empty at a border
+    shared: tuple[list[int], ...]  # per group: ids of the full blocks, 0 for those never read
+    tails: tuple[int, ...] = ()  # per group: id of the block to copy; empty if `computed` ends at a block's border
 
 
 class KVCache:
@@ -36,16 +37,17 @@ class KVCache:
         self._caching = enable_prefix_caching and capacity.shares
         whole = (pool for pool, window in zip(self.pools, self.windows, strict=True) if not window)
         self._watched = next(whole, self.pools[0])
-        self._reports = -1  # since `watch`; -1: nobody watches
-        self._fence = 0  # the newest outstanding plan, 0 when there is none
+        self._reports = -1  # the number of reports since `watch`; -1 before it
+        self._fence = 0  # the newest outstanding plan, 0 when there is none: blocks freed now are fenced until its end
 
-    # -- plans go out and come back ---------------------------------------------------------------------------
+    # -- outstanding plans ------------------------------------------------------------------------------------
 
     def submitted(self, plan_id: int) -> None:
+        """Note that a plan is outstanding."""
         self._fence = plan_id
 
     def applied(self, plan_id: int, copied: Iterable[tuple[int, ...]]) -> None:
-        """Plan `plan_id` has been applied: lift its fences and free the blocks it copied from."""
+        """Release the blocks that were fenced until the end of plan `plan_id`, and free the tails that it copied."""
         if self._fence == plan_id:
             self._fence = 0
         for pool in self.pools:
@@ -58,18 +60,19 @@ class KVCache:
     # -- where a sequence can start ---------------------------------------------------------------------------
 
     def find(self, sequence: Sequence, spare: int) -> Hit | None:
-        """The longest start after which all known tokens fit now with `spare` blocks left; None if there is none."""
+        """Return the longest hit with which the blocks of all known tokens fit now, with `spare` blocks left. None if
+        they do not fit."""
         for copying in (True, False):
             hit = self._longest_hit(sequence, copying)
             if self._fits(sequence, hit, spare):
                 return hit
             if not hit.tails:
                 break
-            # Copying a tail takes a block more than computing it anew does.
+            # The tail and its copy are two blocks: without the copy, one block less is needed.
         return None
 
     def start(self, sequence: Sequence, hit: Hit) -> None:
-        """Give the sequence the shared blocks. Tails are held as well, until the plan that copies them is applied."""
+        """Give the sequence the hit's shared blocks. Hold the tails until the plan that copies them is applied."""
         for pool, table in zip(self.pools, hit.shared, strict=True):
             for block in table:
                 if block:
@@ -86,18 +89,18 @@ class KVCache:
         sequence.expected = len(sequence.tokens)
 
     def copies(self, sequence: Sequence, hit: Hit) -> list[BlockCopy]:
-        """Copy-on-write of the tails, once `grow` has given the sequence blocks of its own to write into."""
+        """Return the copies of the hit's tails into the sequence's own blocks, which `grow` must have allocated."""
         index = hit.computed // self.block_size
         return [BlockCopy(g, tail, sequence.tables[g][index]) for g, tail in enumerate(hit.tails)]
 
     # -- a sequence grows, settles and ends -------------------------------------------------------------------
 
     def reach(self, sequence: Sequence) -> int:
-        """How many tokens the sequence would have room for, were it given every available block."""
+        """Return how many tokens the sequence would have room for if it got every available block."""
         return sequence.slots + min(pool.available for pool in self.pools) * self.block_size
 
     def grow(self, sequence: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
-        """Make room for `end` tokens; the new ids per group. The caller has checked `reach`."""
+        """Allocate blocks for `end` tokens. Return the new ids per group. The caller has checked `reach`."""
         count = -(-(end - sequence.slots) // self.block_size)
         added = []
         for pool, table in zip(self.pools, sequence.tables, strict=True):
@@ -108,7 +111,7 @@ class KVCache:
         return tuple(added)
 
     def settle(self, sequence: Sequence) -> None:
-        """Publish the blocks that confirmed tokens have filled, and give back those a window has passed."""
+        """Publish the blocks that computed tokens have filled, and free those that no later token sees."""
         size = self.block_size
         first = sequence.next_fill // size - 1
         full = sequence.computed // size
@@ -128,7 +131,7 @@ class KVCache:
         sequence.next_fill = (full + 1) * size
 
     def free(self, sequence: Sequence) -> None:
-        """Give back all blocks, the last first so that it is evicted before those it builds upon."""
+        """Free all blocks, the last one first, so that it is evicted before those that its key depends on."""
         for g, pool in enumerate(self.pools):
             pool.free(reversed(sequence.tables[g][sequence.dead[g] :]), self._fence)
         sequence.forget_blocks()
@@ -138,7 +141,7 @@ class KVCache:
         for pool in self.pools:
             pool.forget()
 
-    # -- what others know of it -----------------------------------------------------------------------------------
+    # -- reports of what is cached ----------------------------------------------------------------------------
 
     def watch(self) -> None:
         """Report changes from now on, beginning with all that is cached."""
@@ -146,7 +149,7 @@ class KVCache:
         self._reports = 0
 
     def changes(self) -> BlockChanges | None:
-        """The blocks stored and removed since the last report; None if there are none, or without `watch`."""
+        """Return the blocks stored and removed since the last report. None if there are none, or without `watch`."""
         changed = self._watched.changes()
         if not changed and self._reports != 0:
             return None
@@ -157,18 +160,19 @@ class KVCache:
     # -- sizes ------------------------------------------------------------------------------------------------
 
     def span(self, window: Window) -> int:
-        """Blocks that a window can touch: the least a sequence needs to go on one token at a time."""
+        """Return how many blocks a window can touch: with fewer, a sequence could not even decode."""
         return self._blocks(window.tokens - 1) + 1
 
     def demand(self, num_tokens: int) -> list[int]:
-        """Blocks per group that a sequence of so many computed tokens cannot do without."""
+        """Return how many blocks per group a sequence with `num_tokens` computed tokens needs at least."""
         blocks = self._blocks(num_tokens)
         return [min(blocks, self.span(window)) if window else blocks for window in self.windows]
 
-    # -- proof ------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------
 
     def check(self, running: list[Sequence], copying: Iterable[tuple[int, ...]]) -> None:
-        """Prove that the books of every pool agree with the tables of `running` and the tails being copied."""
+        """Check that the reference counts of every pool agree with the tables of `running` and the tails being copied.
+        Raises RuntimeError."""
         size = self.block_size
         for g, pool in enumerate(self.pools):
             references: Counter[int] = Counter(tails[g] for tails in copying)
@@ -186,7 +190,8 @@ class KVCache:
     # -- matching ---------------------------------------------------------------------------------------------
 
     def _longest_hit(self, sequence: Sequence, copying: bool) -> Hit:
-        """Published blocks, or those of a running choice of the same prompt. Without `copying`, whole blocks only."""
+        """Return the longest hit in published blocks, or in those of a running choice of the same request. Without
+        `copying`, a hit has full blocks only."""
         nothing = Hit(0, tuple([] for _ in self.pools))
         if sequence.wants_rows or not self._shares:
             return nothing
@@ -199,6 +204,7 @@ class KVCache:
         return best
 
     def _published(self, sequence: Sequence, copying: bool) -> Hit:
+        """Return the longest hit in published blocks."""
         size = self.block_size
         known = len(sequence.tokens)
         self.keys.extend(sequence.keys, sequence.request.root, sequence.tokens, known // size)
@@ -223,7 +229,7 @@ class KVCache:
         return Hit(computed, tuple(shared), tuple(tails))
 
     def _longest(self, pool: BlockPool, window: Window, keys: list[bytes], count: int, known: int) -> int:
-        """The largest number of blocks up to `count` after which this group has all that the next token sees."""
+        """Return the largest number of blocks up to `count` after which this group has all that the next token sees."""
         if not window:
             return next((i for i in range(count) if pool.match(keys[i]) is None), count)
         index = count
@@ -234,7 +240,7 @@ class KVCache:
         return count
 
     def _fork(self, sequence: Sequence, sibling: Sequence, copying: bool) -> Hit:
-        """The prompt's blocks from a choice that has computed it; nothing where its window has passed them."""
+        """Return a hit in the blocks of a choice that has computed the prompt. Empty if a window has passed them."""
         size = self.block_size
         computed = min(sequence.num_prompt, len(sequence.tokens) - 1)
         if not copying:
@@ -250,6 +256,7 @@ class KVCache:
         return Hit(computed, tuple(shared), tails)
 
     def _fits(self, sequence: Sequence, hit: Hit, spare: int) -> bool:
+        """Return whether every pool has the blocks that the sequence needs after this hit, and `spare` more."""
         missing = self._blocks(sequence.target) - hit.computed // self.block_size
         for g, pool in enumerate(self.pools):
             shared = [block for block in hit.shared[g] if block]
@@ -261,7 +268,7 @@ class KVCache:
         return True
 
     def _first_seen(self, window: Window, position: int) -> int:
-        """The first block that the token at `position` sees."""
+        """Return the index of the first block that the token at `position` sees."""
         return window.first_seen(position) // self.block_size
 
     def _blocks(self, num_tokens: int) -> int:

@@ -1,5 +1,5 @@
-"""Finds waiting requests that cannot make their deadline before their prompt is computed, and keeps a step from making
-others late."""
+"""Predicts first tokens that come too late: of waiting requests that cannot meet their deadline, and of prompts that
+another prompt in their step would delay."""
 
 import math
 
@@ -14,15 +14,16 @@ from penstock.schedule.step_model import StepModel, StepSize
 def late_requests(
     live: LiveRequests, cache: KVCache, config: SchedulerConfig, model: StepModel, now: float
 ) -> list[tuple[Request, float]]:
-    """Return the requests that would miss their deadline if they started now, and by how many seconds.
+    """Return the waiting requests that would miss their deadline even if they started now, and by how many seconds.
 
-    Looks only at those that the next step can start.
+    Only requests that the next step can start are checked.
     """
     late: list[tuple[Request, float]] = []
     free = config.max_num_seqs - len(live.running)
     if free <= 0 or not live.waiting or not model.knows_prompts:
         return late
-    ahead = decodes = 0  # tokens of prompts, in running sequences and then in waiting ones that start before
+    ahead = 0  # prompt tokens to compute first: those of running sequences, then those of earlier waiting ones
+    decodes = 0  # running sequences that decode
     for sequence in live.running:
         left = sequence.expected - sequence.planned
         if left > 1:
@@ -34,10 +35,11 @@ def late_requests(
             break
         tokens, deadline = len(sequence.tokens), _deadline(sequence)
         if deadline < math.inf:
-            wait = _seconds(sequence, tokens, ahead, decodes, config, model)
+            wait = _time_to_first_token(sequence, tokens, ahead, decodes, config, model)
+            # The prefix cache is searched only if the whole prompt would be late.
             if now + wait > deadline and (hit := cache.find(sequence, 0)) is not None and hit.computed:
                 tokens -= hit.computed
-                wait = _seconds(sequence, tokens, ahead, decodes, config, model)
+                wait = _time_to_first_token(sequence, tokens, ahead, decodes, config, model)
             if now + wait > deadline:
                 late.append((sequence.request, now + wait - deadline))
                 continue
@@ -47,25 +49,30 @@ def late_requests(
 
 
 def makes_late(step: StepBuilder, tokens: int, model: StepModel, now: float) -> bool:
-    """Whether so many more tokens of a prompt would make a first token late that the step gives in time without them:
-    it gives none before it has computed everything."""
+    """Return whether `tokens` more prompt tokens would make a first token late that is on time without them.
+
+    All tokens of a step come at its end, so a longer step delays the first tokens of the prompts that it completes.
+    """
     if not model.knows_prompts:
         return False
-    waits = (seq for seq, work in zip(step.sequences, step.work, strict=True) if seq.first_token < 0 and work.sample)
-    due = min(map(_due, waits), default=math.inf)
+    units = zip(step.sequences, step.work, strict=True)
+    deadlines = (_first_token_due(sequence) for sequence, work in units if sequence.first_token < 0 and work.sample)
+    due = min(deadlines, default=math.inf)
     if due == math.inf:
         return False
     size = StepSize.of(step)
-    more = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * tokens / 2)
-    return model.spread * model.seconds(size) <= due - now < model.spread * model.seconds(more)
+    longer = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * tokens / 2)
+    return model.spread * model.seconds(size) <= due - now < model.spread * model.seconds(longer)
 
 
 def _deadline(sequence: Sequence) -> float:
-    """When the first token is due. Never for a request that has started: its prompt is computed already."""
-    return math.inf if sequence.request.started else _due(sequence)
+    """Return when a waiting sequence's first token is due. inf for a request of which a sequence has started:
+    it is never dropped."""
+    return math.inf if sequence.request.started else _first_token_due(sequence)
 
 
-def _due(sequence: Sequence) -> float:
+def _first_token_due(sequence: Sequence) -> float:
+    """Return the earlier one of the request's two deadlines; inf if it has none."""
     message = sequence.request.message
     if message.deadline is None and message.first_token_deadline is None:
         return math.inf
@@ -73,15 +80,16 @@ def _due(sequence: Sequence) -> float:
     return first if message.deadline is None else min(first, message.deadline)
 
 
-def _seconds(
+def _time_to_first_token(
     sequence: Sequence, tokens: int, ahead: int, decodes: int, config: SchedulerConfig, model: StepModel
 ) -> float:
-    """The expected time to the first token, with `ahead` tokens of prompts to compute before."""
+    """Return the seconds that most prompts of this size take, if the sequence has `tokens` left to compute and `ahead`
+    prompt tokens are computed before them."""
     total = ahead + tokens
-    room = config.max_num_batched_tokens - decodes
+    per_step = config.max_num_batched_tokens - decodes
     if config.target_step_time and decodes:
-        room = min(room, model.prompt_tokens(decodes, 0, config.target_step_time))
-    steps = max(1, math.ceil(total / max(room, 1)))
+        per_step = min(per_step, model.prompt_tokens(decodes, 0, config.target_step_time))
+    steps = max(1, math.ceil(total / max(per_step, 1)))
     pairs = tokens * (len(sequence.tokens) - tokens / 2) + ahead * ahead / 2
-    step = model.seconds(StepSize(decodes))
-    return model.spread * (model.seconds(StepSize(decodes, total, pairs)) + (steps - 1) * step)
+    decode_step = model.seconds(StepSize(decodes))
+    return model.spread * (model.seconds(StepSize(decodes, total, pairs)) + (steps - 1) * decode_step)

@@ -36,8 +36,8 @@ class LiveRequests:
         return self._policy.victim(later) if later else None
 
     def preempt(self, victim: Sequence, taker: Sequence | None) -> None:
-        """Move a running sequence back to its place among the waiting. The one that takes its blocks or its place stays
-        before it for good."""
+        """Move a running sequence back to the waiting queue. `taker`, the sequence that gets its blocks or its place in
+        the batch, stays before it for good."""
         if taker is not None:
             taker.keeps_order = True
         dequeue(self.running, victim)

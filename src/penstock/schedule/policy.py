@@ -1,14 +1,14 @@
-"""The order of requests: which waiting one starts next, and which running one is preempted.
+"""The order of requests: which waiting request starts next, and which running sequence is preempted.
 
-A policy may change its order between steps in any way, for instance by the tokens that each tenant has had. Two rules
-hold for any policy:
+A policy gives each request a sort key. It may change the keys between steps in any way, for instance by the tokens that
+each tenant has got. Two rules hold for any policy:
 
-- The place of a sequence is final once it has started or has preempted another one, also while it waits again.
-- A sequence is preempted only for one before it.
+- A sequence's key is final once it has started or has preempted another one, also while it waits again.
+- A sequence is preempted only for one before it in the order.
 
-So two sequences cannot preempt each other in turn, and the first in the order is never preempted. All end, because the
-first running sequence goes on until it ends or one before it starts. Among final places that happens a limited number
-of times, and each sequence gets its final place only once.
+So two sequences cannot preempt each other in turn, and the first one in the order is never preempted. Every sequence
+ends: the first running one continues until it ends or until one before it starts. This can happen only a limited number
+of times, because keys of started sequences are final.
 """
 
 from typing import Protocol
@@ -17,32 +17,32 @@ from penstock.messages import GenerateRequest
 from penstock.schedule.sequence import Request, Sequence
 from penstock.schedule.step import Outstanding
 
-PATIENCE = 10.0  # seconds that a request without a deadline of its first token counts as willing to wait
+PATIENCE = 10.0  # seconds after its arrival at which a request without an earlier deadline is due
 
 
 class Policy(Protocol):
-    """The order of one scheduler's requests. It may change in `charge` alone, and only by what that was given: so the
-    same events give the same plans."""
+    """The order of one scheduler's requests. It may change only in `charge`, and only by the steps passed to it: then
+    the same events give the same plans."""
 
-    def place(self, request: Request) -> tuple[float, ...]:
-        """Return the request's place: a smaller one starts sooner. Equal places keep the order in which they came. All
-        places have the same length, and no NaN."""
+    def sort_key(self, request: Request) -> tuple[float, ...]:
+        """Return the request's sort key. The smallest key starts first; equal keys keep the order of arrival. All keys
+        have the same length and no NaN."""
         ...
 
     def victim(self, later: list[Sequence]) -> Sequence:
-        """Return the sequence to preempt of those that may be, in order. There is at least one."""
+        """Return the sequence to preempt. `later` has the candidates in order, at least one."""
         ...
 
     def charge(self, step: Outstanding) -> bool:
-        """Count the tokens that a step has computed. Return whether places of requests may have changed: `place` is
-        then called again for those that wait."""
+        """Count the tokens that a step has computed. Return True if sort keys may have changed: `sort_key` is then
+        called again for waiting requests."""
         ...
 
 
 class DueOrder:
-    """The earliest due first, and the last one is preempted. A request's place does not change."""
+    """The request that is due first starts first, and the one due last is preempted. A request's key never changes."""
 
-    def place(self, request: Request) -> tuple[float, ...]:
+    def sort_key(self, request: Request) -> tuple[float, ...]:
         return due_order(request.message, request.arrival)
 
     def victim(self, later: list[Sequence]) -> Sequence:
@@ -53,12 +53,11 @@ class DueOrder:
 
 
 def due_order(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
-    """The request's place. A smaller one is admitted sooner and preempted later: the earliest due first. Equal places
-    keep their order. A request is due at its deadline, or PATIENCE seconds after its arrival if that is
-    sooner; `priority` adds as many seconds.
+    """Return the sort key (due time, arrival). A request is due at its deadline, or PATIENCE seconds after its arrival
+    if that is sooner. `priority` is added to the due time, in seconds.
 
-    So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds after
-    it: only a bounded number of requests come before it, and nothing waits for ever.
+    So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds later.
+    Only a bounded number of requests come before it, and no request waits forever.
     """
     due = arrival + PATIENCE
     for deadline in (request.deadline, request.first_token_deadline):

@@ -1,4 +1,4 @@
-"""Queues of sequences, kept in order."""
+"""Queues of sequences, sorted by `Sequence.order`."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ _order = attrgetter("order")
 
 
 def enqueue(queue: list[Sequence], sequence: Sequence) -> None:
-    """Insert into a queue kept in order."""
+    """Insert a sequence into a sorted queue."""
     insort(queue, sequence, key=_order)
 
 
 def dequeue(queue: list[Sequence], sequence: Sequence) -> None:
-    """Remove from a queue kept in order; it must be there."""
+    """Remove a sequence from a sorted queue. It must be there."""
     index = bisect_left(queue, sequence.order, key=_order)
     if queue[index] is not sequence:
         raise RuntimeError(f"sequence {sequence.id} is not where its order says")
@@ -24,12 +24,12 @@ def dequeue(queue: list[Sequence], sequence: Sequence) -> None:
 
 
 def after(queue: list[Sequence], sequence: Sequence) -> list[Sequence]:
-    """Return the part of the queue that comes after the sequence, which may be in it or not."""
+    """Return the part of a sorted queue after the sequence, which may be in the queue or not."""
     return queue[bisect_right(queue, sequence.order, key=_order) :]
 
 
 class WaitingQueue:
-    """The sequences that wait, by the policy's places."""
+    """The waiting sequences, sorted by the policy's keys."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -39,16 +39,16 @@ class WaitingQueue:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yields them in order. What is pushed meanwhile comes too, if it is after the last one that was yielded."""
+        """Yields the sequences in order, with those pushed during the iteration behind the one last yielded."""
         return iter(self._sequences)
 
     def push(self, sequence: Sequence) -> None:
         if not sequence.keeps_order:
-            self._give_place(sequence)
+            self._set_order(sequence)
         enqueue(self._sequences, sequence)
 
     def peek(self) -> Sequence:
-        """The first one."""
+        """Return the first sequence."""
         return self._sequences[0]
 
     def pop(self) -> Sequence:
@@ -58,11 +58,11 @@ class WaitingQueue:
         dequeue(self._sequences, sequence)
 
     def reorder(self) -> None:
-        """Take the policy's new places."""
+        """Sort again by the policy's new keys. Sequences with a final key keep theirs."""
         for sequence in self._sequences:
             if not sequence.keeps_order:
-                self._give_place(sequence)
+                self._set_order(sequence)
         self._sequences.sort(key=_order)
 
-    def _give_place(self, sequence: Sequence) -> None:
-        sequence.order = (*self._policy.place(sequence.request), sequence.id)
+    def _set_order(self, sequence: Sequence) -> None:
+        sequence.order = (*self._policy.sort_key(sequence.request), sequence.id)

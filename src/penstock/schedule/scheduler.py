@@ -56,7 +56,7 @@ class Scheduler:
         incarnation: int = 0,
         policy: Policy | None = None,
     ) -> None:
-        """Without `policy`, the order is DueOrder. The log names no other, so a replay has it too."""
+        """Without `policy`, the order is DueOrder. A replay always uses DueOrder, since the log names no policy."""
         self._config = config
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
@@ -68,11 +68,11 @@ class Scheduler:
         self._live = LiveRequests(policy or DueOrder())
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
-        self._learns = config.target_step_time > 0  # or a request has had a deadline
+        self._learns = config.target_step_time > 0  # step times are measured; also once a request has had a deadline
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation, self._model)
         self._applied_at = 0.0  # when the last result came
-        self._sizes: deque[StepSize] = deque()  # of these plans, where step times are learned
         self._outstanding: deque[Outstanding] = deque()
+        self._sizes: deque[StepSize] = deque()  # of the outstanding plans, from the first one that is measured
         self._next_sequence = self._next_plan = 1
         self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
@@ -82,8 +82,7 @@ class Scheduler:
     def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
         """Queue a request. Raises RequestRejected if it can never be served.
 
-        Returns the deltas of choices that have ended already: a request that starts from the middle may bring all its
-        tokens with it.
+        Returns the deltas of choices that have ended already: a resumed request may bring its last token with it.
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
@@ -123,8 +122,8 @@ class Scheduler:
         return self._end_request(state, "abort", "", now)
 
     def drop_late(self, now: float) -> list[tuple[str, float]]:
-        """End waiting requests that would miss their deadline if they started now, as far as that decides what the next
-        step starts. Return their ids, and the seconds that they lack."""
+        """End waiting requests that would miss their deadline even if they started now. Return the id of each, and by
+        how many seconds it would be late. Only requests that the next step can start are checked."""
         if not self._learns or not self._live.waiting:
             return []
         late = late_requests(self._live, self._cache, self._config, self._model, now)
@@ -162,7 +161,7 @@ class Scheduler:
         return plan
 
     def begun(self, plan: StepPlan) -> list[str]:
-        """Return the requests of the latest plan's new sequences."""
+        """Return the ids of the requests whose sequences start with `plan`, which must be the latest one."""
         new = {sequence.seq for sequence in plan.new}
         sequences = self._outstanding[-1].sequences
         return [sequence.request_id for sequence in sequences if sequence.id in new]
@@ -170,7 +169,8 @@ class Scheduler:
     # -- results ----------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
-        """Apply the result of the oldest outstanding plan. Raises ValueError for any other, which ends it."""
+        """Apply the result of the oldest outstanding plan. Raises ValueError for any other result, after which this
+        scheduler cannot go on."""
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
@@ -223,8 +223,8 @@ class Scheduler:
         return deltas
 
     def start_over(self, error: str, now: float) -> list[TokenDelta]:
-        """The executor has forgotten every sequence, and the outstanding plans have no results. End the request that
-        has the largest part of the newest plan with `error`, and preempt all others."""
+        """Start all sequences over, because the executor has forgotten them: the outstanding plans have no results. The
+        request with most tokens in the newest plan ends with `error`; all others are preempted."""
         self._record(StartedOver(error, now))
         largest = self._outstanding[-1].largest()
         for step in self._outstanding:
@@ -236,7 +236,7 @@ class Scheduler:
         return [] if largest is None else self._end_request(largest.request, "error", error, now)
 
     def _advance(self, sequence: Sequence, work: Work, given: SequenceResult, now: float) -> TokenDelta | None:
-        """Take what one unit of work gave. None when a client gets nothing of it."""
+        """Apply the result of one unit of work. Return its delta, or None if there is nothing for the client."""
         running = sequence.phase is Phase.RUNNING
         if not running and sequence.wants_rows:
             return None  # preempted meanwhile, and the whole prompt is to be computed again before the first delta
@@ -288,7 +288,7 @@ class Scheduler:
         )
 
     def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:
-        """The unit's KV is valid: count it, less the drafts refused."""
+        """Count the unit's tokens as computed, except refused drafts."""
         if given.prompt_logprobs:
             sequence.add_rows(given.prompt_logprobs)
         computed = sequence.computed + work.count
@@ -305,7 +305,7 @@ class Scheduler:
             sequence.plain_below = sequence.limit - 1
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
-        """Note that the prompt is computed, and queue the other choices. Returns the prompt's logprobs."""
+        """Note that the prompt is computed, and queue the request's other choices. Return the prompt's logprobs."""
         sequence.first_token = now
         self._live.release(sequence.request)
         rows, sequence.rows = sequence.rows, None
@@ -357,13 +357,13 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that have memory, and take part in steps."""
+        """The number of sequences that have blocks and take part in steps."""
         return len(self._live.running)
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
     ) -> EngineStats:
-        """Return gauges and counters, with the seconds that the engine passes in."""
+        """Return gauges and counters. The engine measures the seconds and passes them in."""
         drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
         return EngineStats(
             steps=self._steps,
@@ -387,7 +387,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
+        """Check the invariants. Raises RuntimeError that names the broken one. Slow: every block is visited."""
         running = self._live.running
         self._live.check()
         check_counts(self._outstanding, self._live)

@@ -77,8 +77,8 @@ class Sequence:
         self.request = request
         self.request_id = message.request_id
         self.choice = choice
-        self.order: tuple[float, ...] = ()  # its place in the queues, see policy.py
-        self.keeps_order = False  # its place does not change any more
+        self.order: tuple[float, ...] = ()  # the policy's sort key, then `id`: see policy.py
+        self.keeps_order = False  # `order` is final
         self.phase = Phase.HELD_BACK
         self.tokens = [*message.prompt_ids, *message.output_ids]
         self.num_prompt = len(message.prompt_ids)

@@ -1,4 +1,4 @@
-"""Production schedulers and engines on a virtual clock: what executes their plans takes time and computes nothing."""
+"""A virtual clock and an executor without a model, to simulate the production scheduler and engine loop."""
 
 from penstock.simulate.clock import VirtualClock
 from penstock.simulate.executor import SimulatedExecutor

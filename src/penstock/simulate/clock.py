@@ -1,8 +1,8 @@
-"""A clock that stands still until it is moved."""
+"""A clock whose time the simulator sets."""
 
 
 class VirtualClock:
-    """A Clock whose time is `now`, in seconds. Whoever takes the next event from a queue sets it."""
+    """A Clock that returns `now`, in seconds. The simulator sets `now` to the time of the next event."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

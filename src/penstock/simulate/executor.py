@@ -1,4 +1,4 @@
-"""An executor without a model: it checks every plan, gives tokens that are known beforehand, and takes time."""
+"""An executor without a model. It checks every plan, and its tokens and step times are functions of the plan."""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from penstock.simulate.tokens import SimulatedSequence, hashed_token, logprob_ro
 
 
 class SimulatedExecutor:
-    """An Executor whose plans take `seconds(plan)` each, by the clock of its engine, and which never blocks.
+    """An Executor that never blocks. A plan takes `seconds(plan)` on `clock`, and PlanError reports a wrong plan.
 
-    A plan begins when it is submitted, or when the plan before it ends. Its result can be taken at its end
-    (`result_at`). PlanError says what a plan breaks.
+    A plan starts when it is submitted or when the plan before it ends, whichever is later. Its result can be taken at
+    its end (`result_at`).
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class SimulatedExecutor:
         checks_slots: bool = True,
     ) -> None:
         """`fails(sampling, choice, tokens so far)`: whether a sequence fails in this step and all later ones.
-        `checks_slots`: of the KV cache. That takes time for each token that a token attends to."""
+        `checks_slots`: check each slot of the KV cache (see slots.py), in time quadratic in a sequence's length."""
         self.capacity = capacity
         self._limits = limits
         self._clock = clock
         self._seconds, self._next_token, self._fails = seconds, next_token, fails
         self._sequences: dict[int, SimulatedSequence] = {}
         self._slots = KVSlots(capacity, self._sequences) if checks_slots else None
-        self.outstanding: deque[tuple[float, StepResult]] = deque()  # and when each can be taken
+        self.outstanding: deque[tuple[float, StepResult]] = deque()  # (when the result can be taken, result)
         self._last_plan = 0
         self._free_at = 0.0  # when the last plan ends
 
@@ -58,7 +58,7 @@ class SimulatedExecutor:
         return True
 
     def submit(self, plan: StepPlan) -> None:
-        """Compute a plan. Raises PlanError."""
+        """Check a plan and compute its result. Raises PlanError."""
         self._check(plan)
         self._last_plan = plan.plan_id
         unknown = self._sampled()
@@ -78,7 +78,7 @@ class SimulatedExecutor:
         return self.outstanding[0][0]
 
     def result(self) -> StepResult:
-        """Return the oldest result. Raises RuntimeError if `result_at` has not come."""
+        """Return the oldest result. Raises RuntimeError before `result_at`."""
         if self._clock() < self.result_at:
             raise RuntimeError(f"it is {self._clock()} s, and the result comes at {self.result_at} s")
         if self._slots is not None:
@@ -100,12 +100,12 @@ class SimulatedExecutor:
         """Never raises."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to free."""
 
-    # -- a plan -----------------------------------------------------------------------------------------------
+    # -- one plan ---------------------------------------------------------------------------------------------
 
     def _check(self, plan: StepPlan) -> None:
-        """Raise PlanError if the plan comes out of turn, or is larger than a step may be."""
+        """Raise PlanError if the plan has the wrong number, is one too many, or is larger than a step may be."""
         if plan.plan_id != self._last_plan + 1:
             raise PlanError(f"plan {plan.plan_id} follows plan {self._last_plan}")
         if len(self.outstanding) >= self.capacity.depth:
@@ -117,11 +117,12 @@ class SimulatedExecutor:
             raise PlanError(f"a sequence has two units of work in one plan: {plan.work}")
 
     def _sampled(self) -> set[int]:
-        """The sequences to which an outstanding plan gives tokens that the scheduler does not have."""
+        """Return the sequences whose last tokens the scheduler does not have: outstanding plans sample them."""
         return {given.seq for _, result in self.outstanding for given in result.results if given.token_ids}
 
     def _check_stage(self, plan: StepPlan, unknown: set[int]) -> None:
-        """Raise PlanError if a pipeline's plan needs a token of an outstanding one, or leaves it too little work."""
+        """Raise PlanError if a pipeline's plan needs a token of an outstanding plan, or has more than its share of the
+        tokens."""
         if late := unknown & {work.seq for work in plan.work}:
             raise PlanError(f"the last tokens of sequences {sorted(late)} are not known yet")
         tokens = sum([work.count for work in plan.work])
@@ -134,7 +135,7 @@ class SimulatedExecutor:
         for seq in plan.gone:
             del self._sequences[seq]
         for new in plan.new:
-            self._meet(new)
+            self._introduce(new)
         for seq, blocks in plan.blocks:
             if not any(blocks):
                 raise PlanError(f"sequence {seq} gets no block")
@@ -145,7 +146,7 @@ class SimulatedExecutor:
         if len(self._sequences) > self._limits.max_num_seqs:
             raise PlanError(f"{len(self._sequences)} sequences, max_num_seqs={self._limits.max_num_seqs}")
 
-    def _meet(self, new: NewSequence) -> None:
+    def _introduce(self, new: NewSequence) -> None:
         if new.seq in self._sequences:
             raise PlanError(f"sequence {new.seq} is not new")
         if not 0 <= new.num_computed < len(new.token_ids):
@@ -161,6 +162,7 @@ class SimulatedExecutor:
         )
 
     def _compute(self, work: Work, unknown: set[int]) -> SequenceResult:
+        """Return the result of one unit of work. Raises PlanError."""
         sequence = self._sequences[work.seq]
         tokens, start = sequence.tokens, sequence.position
         end = start + work.count - work.drafts
@@ -189,7 +191,7 @@ class SimulatedExecutor:
         return SequenceResult(work.seq, accepted, logprobs, prompt_logprobs)
 
     def _sample(self, sequence: SimulatedSequence, work: Work) -> tuple[int, ...]:
-        """Append the next token, and one more for each draft that is right. Raises PlanError beyond the limits."""
+        """Append the next token, and one more for each accepted draft. Raises PlanError beyond the length limits."""
         tokens, before = sequence.tokens, len(sequence.tokens)
         for draft in (*work.draft_ids, None):
             tokens.append(self._next_token(sequence))
@@ -202,6 +204,7 @@ class SimulatedExecutor:
         return tuple(tokens[before:])
 
     def _fail(self, sequence: SimulatedSequence, work: Work) -> SequenceResult:
+        """Return an error in place of a result, after storing garbage in the sequence's slots."""
         if self._slots is not None:
             self._slots.spoil(sequence, work.count)
         sequence.position += work.count

@@ -1,7 +1,8 @@
 """Checks every slot of the KV cache that a plan reads or writes.
 
-A slot has the place of one token's keys and values. Here it holds the hash of the tokens on which these depend. So a
-block that was handed out too early, shared by two writers, copied wrongly or freed too soon shows at once.
+A slot is the memory of one token's keys and values. Here it holds a hash of that token and all before it, on which they
+depend. So a block that was allocated too early, shared by two writers, copied wrongly or freed too soon is found
+at the next read or write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from penstock.messages import BlockCopy, Capacity
 from penstock.simulate.tokens import SimulatedSequence
 
-SPOILT = -1  # what a failed sequence stores
+SPOILT = -1  # the content that a failed sequence stores
 
 
 class PlanError(RuntimeError):
@@ -17,21 +18,22 @@ class PlanError(RuntimeError):
 
 
 class KVSlots:
-    """The slots of all KV groups. `sequences` are those that the executor knows, which it keeps up to date."""
+    """The slots of all KV groups. `sequences` is the executor's own mapping, so it is always up to date."""
 
     def __init__(self, capacity: Capacity, sequences: Mapping[int, SimulatedSequence]) -> None:
         self._block_size = capacity.block_size
         self._groups = capacity.groups
         self._sequences = sequences
         self._pages: list[dict[int, list[int | None]]] = [{} for _ in capacity.groups]
-        self._plans: list[dict[tuple[int, int], set[int]]] = []  # outstanding ones, and who used which (group, block)
+        # For each outstanding plan: (group, block) -> the sequences that use the block in that plan.
+        self._plans: list[dict[tuple[int, int], set[int]]] = []
 
     def submitted(self) -> None:
-        """Note the blocks that are used from now on as those of a new plan."""
+        """Count the blocks that are used from now on as used by a new plan."""
         self._plans.append({})
 
     def taken(self) -> None:
-        """Forget the blocks of the oldest plan: its result is taken."""
+        """Forget the blocks of the oldest plan, whose result was taken."""
         del self._plans[0]
 
     def forget(self) -> None:
@@ -51,8 +53,8 @@ class KVSlots:
             pages[copy.target] = list(pages[copy.source])
 
     def compute(self, sequence: SimulatedSequence, hashes: Sequence[int], count: int) -> None:
-        """Store the sequence's next `count` tokens, each of which attends to those before it. `hashes` are of the
-        prefixes, drafts included. Raises PlanError if a slot is not the sequence's to write, or has other content."""
+        """Store the sequence's next `count` tokens, and read the tokens that each attends to. `hashes` has the hash of
+        each prefix, drafts included. Raises PlanError if the sequence may not write a slot, or reads other content."""
         for position in range(sequence.position, sequence.position + count):
             self._write(sequence, position, hashes[position])
             self._read(sequence, position, hashes)
@@ -75,7 +77,7 @@ class KVSlots:
             self._pages[group].setdefault(block, [None] * size)[slot] = content
 
     def _why_not(self, sequence: SimulatedSequence, group: int, block: int) -> str:
-        """Why the sequence may not write into a block; empty if it may."""
+        """Return why the sequence may not write into a block; empty if it may."""
         if not 0 < block < self._groups[group].num_blocks:
             return "does not exist"
         for other in self._sequences.values():

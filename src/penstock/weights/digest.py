@@ -1,4 +1,4 @@
-"""The digest of a model's weights: of all their bytes, since models are told apart by it between machines."""
+"""The digest of a model's weights. It covers every byte, so machines can compare models by it."""
 
 import json
 import os
@@ -12,20 +12,23 @@ from penstock.config.state import cache_home
 from penstock.weights.checkpoint import stored_tensors
 from penstock.weights.manifest import Sums
 
-REMEMBERED_BYTES = 64 << 20  # of the smallest file whose sum is remembered: a smaller one is read in 50 ms
-MOST_REMEMBERED = 1000  # files; the sums found longest ago are forgotten
-SETTLED_SECONDS = 2.0  # since a file's last change: one that changes again within a tick of the clock looks the same
+REMEMBERED_BYTES = 64 << 20  # the size from which a file's sum is remembered; a smaller file is read in 50 ms
+MOST_REMEMBERED = 1000  # files; the oldest entries are dropped
+# The sum of a file that has changed in the last seconds is not remembered: it could change again within a tick of the
+# file system's clock, and keep its times.
+SETTLED_SECONDS = 2.0
 
-# A file's inode, size, and times of its last change and of the last change of its inode, in ns.
+# A file's inode, size, mtime and ctime in ns. A file whose state is the same has not changed.
 _State = tuple[int, int, int, int]
 
 
 class WeightsDigest:
-    """Computes the digest on threads while the model is loaded. Files that were read before, and have not changed
-    since, are not read."""
+    """Computes the digest on threads while the model is loaded. The SHA-256 sums of large files are remembered, so that
+    a file that has not changed is not read again."""
 
     def __init__(self, model: Path, memory: Path | None = None) -> None:
-        """Starts. `memory` is the file of sums that are known; None: the user's. Raises what `stored_tensors` does."""
+        """Starts to read. `memory` is the file with remembered sums; None: the one in the user's cache folder. Raises
+        the errors of `stored_tensors`."""
         self._memory = memory or cache_home(os.environ) / "penstock" / "sha256.json"
         files = sorted({tensor.path.resolve() for tensor in stored_tensors(model).values()})
         self._states = {file: _state(file) for file in files}
@@ -34,14 +37,15 @@ class WeightsDigest:
         self._sums = Sums([file for file in files if file not in self._known], lambda count: None)
 
     def result(self) -> str:
-        """The digest, as hexadecimal digits: of the SHA-256 of each file, in order of these. Blocks until the files are
-        read. Raises OSError."""
+        """Returns the digest as hexadecimal digits: the SHA-256 of the sorted SHA-256 sums of all files. Blocks until
+        the files are read. Raises OSError."""
         found = self._sums.wait()
-        with suppress(OSError):  # a folder that cannot be written only costs time
+        with suppress(OSError):  # if the folder cannot be written, the next start reads the files again
             self._remember(found)
         return sha256("".join(sorted([*self._known.values(), *found.values()])).encode()).hexdigest()
 
     def _remember(self, found: Mapping[Path, str]) -> None:
+        """Writes the sums of large files that have not changed while they were read."""
         settled = time.time() - SETTLED_SECONDS
         new = {
             str(file): [*state, digest]
@@ -65,13 +69,13 @@ def _state(file: Path) -> _State:
 
 
 def _known_sum(known: dict[str, list[object]], file: Path, state: _State) -> str:
-    """The remembered SHA-256 of a file in this state, or ""."""
+    """Returns the remembered SHA-256 of a file in this state, or ""."""
     entry = known.get(str(file))
     return str(entry[-1]) if entry is not None and entry[:-1] == list(state) else ""
 
 
 def _read(memory: Path) -> dict[str, list[object]]:
-    """What is remembered; nothing if the file is not there or damaged."""
+    """Returns the remembered entries: path -> [*state, sum]. Returns none if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         entries = json.loads(memory.read_text())
         if isinstance(entries, dict) and all(isinstance(entry, list) and entry for entry in entries.values()):

@@ -1,4 +1,4 @@
-"""Reads the commands of a client whose clock may be another one than this process's."""
+"""Reads a client's commands, and converts the times in them to this process's clock."""
 
 import math
 
@@ -7,25 +7,26 @@ import msgspec
 from penstock.engine.link.wire import Add, Command, Refused, decode_command
 from penstock.messages import Clock
 
-WINDOW = 60.0  # seconds after which a difference of the clocks is measured anew: they drift, and may be stopped
+WINDOW = 60.0  # seconds that a measured clock difference stays valid: clocks drift, and one of them may stop
 
 
 class CommandReader:
-    """Decodes the commands of one client, and gives requests their times on this process's clock.
+    """Decodes the commands of one client, and converts the times of requests to this process's clock.
 
-    The clocks may differ by any number of seconds: each machine counts from its own start. Every request says when it
-    was sent. The time of its receipt minus that is the difference of the clocks plus the time on the way. This may be
-    long, as an engine reads commands only between steps, so the smallest value of the last requests is taken. On one
-    machine it is less than a millisecond.
+    The clocks may differ by any number of seconds, because each machine counts from its own start. Every request has
+    the time at which it was sent. Time of receipt - time of sending = clock difference + transit time. The transit time
+    can be long, since an engine reads commands only between steps. So the smallest such value of the last one to two
+    minutes is taken as the clock difference. On one machine its error is less than a millisecond.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._least = self._least_before = math.inf  # in this window, and in the one before it
+        self._least = self._least_before = math.inf  # smallest value in this window, and in the one before it
         self._window_ends = -math.inf
 
     def read(self, frame: bytes) -> Command | Refused | None:
-        """Return a command, or the answer to one with a value of a wrong type. Logs anything else, and returns None."""
+        """Return the command in a frame. For one with a value of a wrong type, return the answer that refuses it. For
+        any other frame, log it and return None."""
         command = decode_command(frame)
         if not isinstance(command, Add):
             return command

@@ -1,4 +1,4 @@
-"""How a checkpoint stores the matrices that it quantises."""
+"""The interface to the ways in which checkpoints store quantised matrices."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,24 +14,26 @@ class Scheme(Protocol):
     """A way to store quantised matrices. To add one, write its class and a line in SCHEMES (see schemes.py)."""
 
     def stored(self, name: str, kind: str) -> WeightFormat | None:
-        """Returns the format that holds a tensor's codes without loss. None if it has floats, or if no format holds its
-        codes: then it is read as floats. `kind` is that of the tensor's parameter (see spec.Parameter.kind)."""
+        """Returns the format that holds a tensor's codes (quantised values) without loss. Returns None if the tensor
+        has floats, or codes that no format of ours holds: these are read as floats. `kind` is that of the parameter
+        (see spec.Parameter.kind)."""
         ...
 
     def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
-        """Returns the tensors that a model has, by the names `wanted` and others. The tensors of one matrix, such as
-        its codes and scales, are joined as one, with a Decode step. Raises CheckpointError if they do not fit."""
+        """Returns the model's tensors by name, at least those of `wanted`. The stored tensors of one matrix, such as
+        its codes and scales, are joined into one tensor with a Decode step. Raises CheckpointError if they do not
+        fit."""
         ...
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
-        """Returns the codes of the rows of a joined tensor. `rows` are the bytes of the tensor that was joined with the
-        `others`."""
+        """Returns the rows of a joined tensor as codes with their scales. `rows` are the stored bytes of its first
+        tensor, and `others` are the tensors that were joined with that one."""
         ...
 
 
 @dataclass(frozen=True)
 class Decode:
-    """The step of a tensor that a scheme has joined with others."""
+    """Decodes the rows of a joined tensor while it is read."""
 
     scheme: Scheme
     others: tuple[StoredTensor, ...]

@@ -1,4 +1,4 @@
-"""The schemes of quantised checkpoints, and which one a configuration names."""
+"""The list of schemes, and the choice of a checkpoint's scheme by its configuration."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,8 +10,8 @@ from penstock.families.checkpoint.scheme import SUPPORTED, Scheme
 from penstock.families.hf_config import HFConfig
 from penstock.families.spec import ModelSpec, Parameter
 
-# Maps quant_method of a quantization_config to a function (config.json, its quantization_config) -> Scheme. The scheme
-# of GGUF files is not among them: see gguf/scheme.py.
+# quant_method -> a function (config.json, its quantization_config) -> Scheme. GGUF files have no quant_method: their
+# scheme is in families/gguf/scheme.py.
 SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = MappingProxyType(
     {
         "fp8": Fp8.of,
@@ -22,8 +22,8 @@ SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = MappingProxyType
 
 
 def scheme_of(config: HFConfig, quantization: HFConfig) -> Scheme:
-    """Returns the scheme of a config.json's quantization_config. Raises UnsupportedModel, also for a family whose
-    weights are never quantised in this way."""
+    """Returns the scheme that `quantization`, a config.json's quantization_config, names. Raises UnsupportedModel for
+    an unknown one, and for any but mxfp4 in the families of mxfp4.py."""
     method = quantization.get("quant_method")
     if {*(config.texts("architectures") or ())} & {*ARCHITECTURES} and method != "mxfp4":
         raise config.unsupported("quantization_config", method, "mxfp4, or weights in floats")
@@ -33,12 +33,12 @@ def scheme_of(config: HFConfig, quantization: HFConfig) -> Scheme:
 
 
 def with_scheme(spec: ModelSpec, scheme: Scheme) -> ModelSpec:
-    """Returns the spec of a checkpoint in this scheme: its sources have the formats of their tensors' codes."""
+    """Returns the spec with the scheme, and with the format of each source (TensorSource.stored)."""
 
     def quantized(parameter: Parameter) -> Parameter:
         kind = parameter.kind
         found = [scheme.stored(source.name, kind) for source in parameter.sources]
-        if not any(found):  # there may be 50,000 sources
+        if not any(found):  # a fast path: there may be 50,000 sources
             return parameter
         pairs = zip(parameter.sources, found, strict=True)
         return replace(parameter, sources=tuple(replace(source, stored=stored) for source, stored in pairs))

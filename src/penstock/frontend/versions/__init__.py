@@ -1,1 +1,1 @@
-"""The versions of a model that a server serves one after another."""
+"""The versions of a model. A reload replaces the version that is served with a new one."""

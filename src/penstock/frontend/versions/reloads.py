@@ -1,4 +1,4 @@
-"""How a reload goes: what is done in which order, what it is refused for, and what it answers."""
+"""The steps of a reload, the reasons for which it is refused, and its answer."""
 
 import asyncio
 import contextlib
@@ -16,29 +16,29 @@ _log = logging.getLogger("penstock.serving")
 
 M = TypeVar("M", bound=Model)
 M_contra = TypeVar("M_contra", bound=Model, contravariant=True)
-# Starts the engine of a new version, and returns the model when it has computed a token. Raises EngineError.
+# Starts the engine of a new version. Returns the model once its engine has computed a token. Raises EngineError.
 Start = Callable[[], Awaitable[M]]
-# Reads settings and model again. Returns None if nothing has changed since the model that is served was loaded. With
-# the second argument, checks that the new engine fits beside the old one. Raises ValueError or OSError, with what to
-# change.
+# Called with the model that is served, and with whether the new engine must fit into memory beside the old one. Reads
+# the settings and the model again. Returns None if nothing has changed. Raises ValueError or OSError, whose text says
+# what to change.
 Prepare = Callable[[M, bool], Awaitable[Start[M] | None]]
 
 
 class Reloadable(Protocol[M_contra]):
-    """A model that is served, by this process or by several. They differ in how they do these three things."""
+    """A served model. One process and several processes implement these methods differently."""
 
     @property
     def versions(self) -> Versions[Any]: ...
     async def hold(self) -> None:
-        """Lets new requests wait until `release`, and returns when no request uses the version."""
+        """Holds new requests back until `release`. Returns when no request uses the current version."""
         ...
 
     def release(self) -> None:
-        """Lets the requests go on that wait."""
+        """Lets the held requests continue."""
         ...
 
     def exchange(self, model: M_contra) -> None:
-        """Gives new requests another version of the model. The old one ends when its last request has ended."""
+        """Makes `model` the version for new requests. The old version ends when its last request has ended."""
         ...
 
 
@@ -48,20 +48,20 @@ class Reloads(Generic[M]):
     def __init__(
         self, served: Reloadable[M], results: dict[str, int], drain_timeout: float, prepare: Prepare[M] | None
     ) -> None:
-        """`results` counts reloads by their results. `drain_timeout` is in seconds. Without `prepare`, no reload finds
-        anything new."""
+        """`results` counts reloads by their results. `drain_timeout` is in seconds. Without `prepare`, a reload never
+        finds a change."""
         self.prepare = prepare
         self._served, self._results, self._drain_timeout = served, results, drain_timeout
-        self._change = ""  # what changes the version now
+        self._change = ""  # the change in progress; empty if there is none
         self._tasks: set[asyncio.Task[str]] = set()
 
     async def reload(self, *, drain_first: bool = False) -> str:
-        """Loads the model and its settings again, and returns a sentence about what was done. It goes on if the caller
-        is cancelled.
+        """Loads the model and its settings again. Returns a sentence about the result. The reload continues if the
+        caller is cancelled.
 
         New requests get the new version once it has computed a token; requests in progress end on the old one. With
-        `drain_first`, new requests wait first, and the old engine is ended before the new one starts. Raises APIError;
-        then the old version goes on.
+        `drain_first`, new requests are held back, and the old engine ends before the new one starts, so both need not
+        fit into memory. Raises APIError if the reload fails or is refused; the old version then continues.
         """
         task = asyncio.create_task(self._reload(drain_first))
         self._tasks.add(task)
@@ -76,7 +76,8 @@ class Reloads(Generic[M]):
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
-        """Refuses two changes at a time, with APIError 409."""
+        """Makes `what` the change in progress. Raises APIError 409 if there is another one, or if the version before
+        still has requests."""
         if self._change:
             raise busy(f"{self._change} is in progress; try again when it has ended")
         if (requests := self._served.versions.retiring) is not None:

@@ -1,4 +1,4 @@
-"""The metrics of the versions of a model that a server serves one after another."""
+"""The metrics of a model across its versions."""
 
 from typing import Protocol
 
@@ -23,14 +23,14 @@ class Model(Protocol):
 
 
 class Engines:
-    """The engines that serve a model one after another, as one engine for the metrics: no counter goes back."""
+    """Presents the engines of all versions to the metrics as one engine, so that no counter ever decreases."""
 
     def __init__(self, client: EngineClient) -> None:
-        self._clients = [client]  # the newest first; the others answer their last requests
-        self._first: EngineClient | None = client  # until there is a second one
-        self._ended = EngineStats()  # what engines counted that have ended
-        self._restarts = 0  # of these
-        self._last: tuple[EngineStats, EngineStats] | None = None  # stats of the only engine, and its sum with `_ended`
+        self._clients = [client]  # the newest first; the others finish their last requests
+        self._first: EngineClient | None = client  # None once there was a second one
+        self._ended = EngineStats()  # the counts of engines that have ended
+        self._restarts = 0  # of engines that have ended
+        self._last: tuple[EngineStats, EngineStats] | None = None  # a cache: stats of the only engine, plus `_ended`
 
     @property
     def info(self) -> EngineInfo:
@@ -47,7 +47,7 @@ class Engines:
         return self._clients[0].queue
 
     def stats(self) -> EngineStats:
-        if self._first is not None:  # called for each delta
+        if self._first is not None:  # a fast path, since this is called for each delta
             return self._first.stats()
         newest, *others = self._clients
         stats = newest.stats()
@@ -62,21 +62,21 @@ class Engines:
         return total
 
     def add(self, client: EngineClient) -> None:
-        """Takes an engine that gets all new requests from now on."""
+        """Adds the engine of a new version, which gets all new requests."""
         client.queue.refused += self.queue.refused
         client.queue.late += self.queue.late
         self._clients.insert(0, client)
         self._first = None
 
     def remove(self, client: EngineClient) -> None:
-        """Forgets an engine that has ended, but not what it counted."""
+        """Removes an engine that has ended, but keeps its counts."""
         self._clients.remove(client)
         self._ended = client.stats().ended().after(self._ended)
         self._restarts += client.state.restarts
 
 
 class Series:
-    """The metrics of a model's name, and the engines that serve it one after another."""
+    """The metrics under one model name, and the engines of its versions."""
 
     def __init__(self, metrics: Metrics, model: Model) -> None:
         self._metrics = metrics
@@ -85,7 +85,7 @@ class Series:
         self.of_model.fingerprint = model.fingerprint
 
     def after(self, model: Model) -> "Series":
-        """Returns the series of the next version, which are the same if it has the same name."""
+        """Returns the series of the next version: this one if the name is the same, else a new one."""
         if model.name != self.of_model.name:
             return Series(self._metrics, model)
         self.engines.add(model.client)
@@ -94,7 +94,7 @@ class Series:
         return self
 
     def ended(self, client: EngineClient, now: "Series") -> None:
-        """Takes note that the engine of a version has ended. `now` is of the version that is served."""
+        """Removes the engine of a version that has ended. `now` is the series of the version that is served."""
         self.engines.remove(client)
         if now is not self:
             self._metrics.forget(self.of_model.name)

@@ -1,4 +1,4 @@
-"""One model of a server: the version that new requests get, its reloads, and how its engine sleeps."""
+"""One model of a server: its current version, its reloads, and the sleep of its engine."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _log = logging.getLogger("penstock.serving")
 
 
 class Version:
-    """A model as it was loaded once, and the number of requests that use it."""
+    """A loaded model, and the number of requests that use it."""
 
     def __init__(self, model: ServedModel, series: Series) -> None:
         self.model = model
@@ -53,10 +53,9 @@ class Version:
 
 
 class Serving:
-    """The version of a model that new requests get, and the changes to it. Used from one event loop.
+    """One served model: the version that new requests get, and changes of it. Used from one event loop.
 
-    A request takes the version once, with `enter`: so the text of an answer, its tokens and its tokenizer are of one
-    version.
+    A request takes the version once, with `enter`. So its tokens, its tokenizer and its text are all of that version.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class Serving:
         drain_timeout: float = 30.0,
         prepare: Prepare[ServedModel] | None = None,
     ) -> None:
-        """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, nothing
-        is reloaded from here."""
+        """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, a reload
+        never finds a change."""
         self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
-        self._gate: asyncio.Event | None = None  # while new requests wait
+        self._gate: asyncio.Event | None = None  # new requests are held back until it is set; None: they are not
 
     @property
     def version(self) -> Version:
@@ -81,26 +80,27 @@ class Serving:
         return self.versions.current.model
 
     def paths(self) -> list[Path]:
-        """The folders and files of the versions that are in use: an engine that is started again reads them again."""
+        """Returns the folders and files of the versions in use. An engine that is started again reads them again."""
         return [version.model.path for version in self.versions.in_use if version.model.path is not None]
 
     @property
     def healthy(self) -> bool:
-        """False once the engine of the version has ended for good."""
+        """False once the engine of the current version has ended for good."""
         return self.model.client.state.status != "ended"
 
     @property
     def asleep(self) -> bool:
-        """True while the engine of the version is asleep."""
+        """True while the engine of the current version is asleep."""
         return self.model.client.state.status == "asleep"
 
     @property
     def holding(self) -> bool:
-        """True while new requests wait for a reload."""
+        """True while a reload holds new requests back."""
         return self._gate is not None
 
     async def enter(self) -> Version:
-        """Returns the version for a new request, which must call its `leave`. Waits while a reload holds requests."""
+        """Returns the version for a new request, which must call its `leave`. Blocks while a reload holds requests
+        back."""
         while self._gate is not None:
             await self._gate.wait()
         return self.version.enter()
@@ -110,7 +110,7 @@ class Serving:
         await self.reloads.close()
         await self.versions.close()
 
-    # -- what a reload does -----------------------------------------------------------------------------------
+    # -- Reloadable -------------------------------------------------------------------------------------------
 
     async def hold(self) -> None:
         """See Reloadable."""
@@ -130,7 +130,7 @@ class Serving:
     # -- sleep ------------------------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Ends the engine, until a request comes. Raises APIError 409 while requests are answered."""
+        """Ends the engine until the next request. Raises APIError 409 while requests are in progress."""
         with self.reloads.changing("going to sleep"):
             if self.version.requests:
                 raise busy(f"{self.version.requests} requests are being answered; try again when they have ended")
@@ -141,14 +141,15 @@ class Serving:
             _log.info("%s is asleep: its engine has ended, and the next request starts it", self.model.name)
 
     async def wake(self) -> None:
-        """Returns when the engine is there. Raises EngineError, and APIError 409 while a reload holds requests back."""
+        """Starts the engine if it is asleep, and returns when it is ready. Raises EngineError, and APIError 409 while a
+        reload holds requests back."""
         if self.holding:
             raise busy("a reload is in progress; try again when it has ended")
         await self.model.client.control(Wake())
         self.version.used = time.monotonic()
 
     async def sleep_when_unused(self, seconds: float) -> None:
-        """Sleeps whenever no request has come for so many seconds. Never returns."""
+        """Calls `sleep` whenever there was no request for `seconds`. Never returns."""
         while True:
             version, client = self.version, self.model.client
             left = version.used + seconds - time.monotonic()

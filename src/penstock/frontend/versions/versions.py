@@ -1,4 +1,4 @@
-"""The version of a model that is served, and the one before while requests use it."""
+"""The current version of a model, and the version before it while requests still use that one."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ _log = logging.getLogger("penstock.serving")
 
 
 class UsedVersion(Protocol):
-    """A version of a model, and how many requests use it."""
+    """A version of a model, and the number of requests that use it."""
 
     @property
     def model(self) -> Model: ...
@@ -37,11 +37,11 @@ V = TypeVar("V", bound=UsedVersion)
 
 
 class Versions(Generic[V]):
-    """The version that new requests get, and the one before it, which ends when its last request has ended."""
+    """The current version, which new requests get, and the one before it, which ends with its last request."""
 
     def __init__(self, first: V) -> None:
         self.current = first
-        self.before: V | None = None
+        self.before: V | None = None  # None if it has ended
         self.on_exchange: Callable[[EngineInfo], None] = lambda info: None  # called with the new engine's facts
         self._retiring: asyncio.Task[None] | None = None
 
@@ -52,16 +52,16 @@ class Versions(Generic[V]):
 
     @property
     def retiring(self) -> int | None:
-        """The number of requests that use the version before; None if it has ended."""
+        """The number of requests that still use the version before; None if it has ended."""
         return None if self.before is None else self.before.requests
 
     @property
     def series(self) -> list[Series]:
-        """The series of the version, and of the one before if that has another name and is still used."""
+        """The series of the versions in use: one, or two if they have different names."""
         return list(dict.fromkeys(version.series for version in self.in_use))
 
     def exchange(self, new: V) -> None:
-        """Gives new requests another version. There must be no version before."""
+        """Makes `new` the current version. `before` must be None."""
         old = self.current
         self.current, self.before = new, old
         self._retiring = asyncio.create_task(self._retire(old))
@@ -76,6 +76,7 @@ class Versions(Generic[V]):
             await asyncio.gather(self._retiring, return_exceptions=True)
 
     async def _retire(self, old: V) -> None:
+        """Ends a version when its last request has ended."""
         began, model = time.monotonic(), old.model
         await old.unused()
         await old.close()

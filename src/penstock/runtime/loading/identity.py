@@ -1,4 +1,4 @@
-"""Which model a runner computes, and how: what its keys and values depend on besides the tokens."""
+"""Makes the `Identity` of a runner: everything that its keys and values depend on, besides the tokens."""
 
 import json
 from hashlib import sha256
@@ -17,8 +17,8 @@ from penstock.weights.digest import WeightsDigest
 def identify(
     spec: ModelSpec, digest: WeightsDigest | None, config: EngineConfig, platform: Platform, kernels: Kernels
 ) -> Identity:
-    """`spec` is the whole model's. The first rank alone has a digest. Blocks until that is computed. Raises
-    OSError if the weights cannot be read."""
+    """Returns the identity. `spec` is the whole model's. Only the first rank has a digest; others return empty
+    `weights`. Blocks until the digest is computed. Raises OSError if the weights cannot be read."""
     numerics = {
         "weights": stored_as(config, platform.isa),
         "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
@@ -29,7 +29,7 @@ def identify(
 
 
 def machine(platform: Platform, kernels: Kernels) -> list[Any]:
-    """The properties of this machine and its software that may change a bit of a result."""
+    """Returns the properties of this machine and its software on which the bits of a result may depend."""
     ours = [__version__, torch.__version__, platform.device, platform.capability, kernels.fingerprint]
     if platform.device == "cpu":
         return [*ours, torch.get_num_threads()]

@@ -1,7 +1,8 @@
-"""An encoder's layers, recorded once and run for some of a step's texts at a time.
+"""Runs an encoder's layers as one recorded program, on a part of the step's texts at a time.
 
-A step's hidden states are larger than a processor's L2 cache, and products read and write them several times in each
-layer. So its texts go through all layers a few at a time: the weights are read more often, which takes less.
+The hidden states of all texts are larger than the L2 cache, and each layer reads and writes them several times. So each
+part goes through all layers before the next one. The weights are then read once per part, which takes less time than
+moving the hidden states through memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,25 +15,25 @@ from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
 from penstock.models.encoder import BLOCK, Encoder, LayerInput, Places, Texts, window_of
 
-TOGETHER = 256  # tokens of a thread whose hidden states, and what products make of them, stay in the L2 cache
+TOKENS_PER_THREAD = 256  # in a part: their hidden states and the results of products stay in the L2 cache
 
 
 class RecordedEncoder:
     """Computes what Encoder.forward computes."""
 
     def __init__(self, model: Encoder, session: Session, width: int, dtype: torch.dtype, longest: int) -> None:
-        """`width` is that of hidden states, `longest` the tokens of the longest text."""
+        """`width` and `dtype` are those of hidden states. `longest` is the number of tokens of the longest text."""
         self._model = model
-        self._together = TOGETHER * session.team.threads
-        most = max(longest, self._together)
+        self._part_tokens = TOKENS_PER_THREAD * session.team.threads
+        most = max(longest, self._part_tokens)
         self._rows = c_int64()
         self._x = torch.zeros(most, width, dtype=dtype)
-        # A text that is longer than `_together` is alone.
-        texts, blocks = self._together, -(-longest // BLOCK)
+        # A text that is longer than `_part_tokens` is a part by itself.
+        texts, blocks = self._part_tokens, -(-longest // BLOCK)
         self._attention = {
             reach: AttentionWork(texts, most, blocks, window_of(reach), causal=False) for reach in model.reaches
         }
-        keys, values = model.pages(max(blocks, -(-self._together // BLOCK) + texts), dtype)
+        keys, values = model.pages(max(blocks, -(-self._part_tokens // BLOCK) + texts), dtype)
         with session.record() as self._program:
             x = self._program.input(self._x, self._rows)
             where = [self._program.input(torch.zeros(most, dtype=torch.int64), self._rows) for _ in range(3)]
@@ -40,15 +41,16 @@ class RecordedEncoder:
             self._out = model.layers(x, self._inputs)
 
     def forward(self, texts: Texts) -> Tensor:
-        """Returns the hidden states [tokens, hidden], in memory of their own."""
+        """Returns the hidden states [tokens, hidden] in new memory."""
         places = Places.of(texts.lengths)
         x = self._model.embed(texts, places)
-        for first, end in _parts(texts.lengths, self._together):
+        for first, end in _parts(texts.lengths, self._part_tokens):
             part = x[places.starts[first] : places.starts[end]]
             part.copy_(self._run(part, places.part(first, end)))
         return x
 
     def _run(self, x: Tensor, places: Places) -> Tensor:
+        """Runs the program on one part. Returns hidden states that the next run overwrites."""
         count = self._rows.value = len(x)
         self._x[:count] = x
         inputs = self._inputs
@@ -65,7 +67,8 @@ class RecordedEncoder:
 
 
 def _parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Divides texts into (first, end) of neighbours that have at most so many tokens together, or of one text."""
+    """Divides texts into parts of neighbours, each with at most `most` tokens or with one text. Yields the indices
+    (first, end) of each part."""
     first, tokens = 0, 0
     for i, length in enumerate(lengths):
         if tokens and tokens + length > most:

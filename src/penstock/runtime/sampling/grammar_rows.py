@@ -1,7 +1,7 @@
-"""The grammars of the batch's sequences: which tokens each may get next.
+"""The grammars of the batch's sequences, and the masks of the tokens that each may get next.
 
-A mask depends on the tokens before it. So the masks of a step are filled in when the step before has given its tokens:
-on a CPU before the step is launched; with two plans outstanding while the device computes its logits.
+A mask depends on the tokens before it, so the masks of a step are filled in when the step before has its tokens. On a
+CPU this is before the step is launched. With two plans outstanding, it is while the device computes the step's logits.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -23,39 +23,40 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty: it can."""
+        """Why the output cannot continue; empty if it can."""
         ...
 
     def free(self, tokens: int) -> bool:
-        """Returns True if every token is allowed next, and also after any `tokens` more tokens. True once the output
-        has ended, and while no trigger or limit is near."""
+        """Returns True if no mask is needed: every token is allowed next, and also after `tokens` further tokens,
+        whatever these are. Always True after the output's end. False if these tokens may complete a trigger or spend a
+        thinking budget."""
         ...
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Go on by these tokens of the output."""
+        """Advance by the next tokens of the output."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """The usual tokens of the text that must come next, as far as nothing else may."""
+        """Returns the tokens of the only text that the grammar allows next; empty if there is a choice."""
         ...
 
 
 class Grammars(Protocol):
-    """Compiles grammars and fills in masks. One thread calls."""
+    """Compiles grammars and fills in masks. Used from one thread."""
 
     def prepare(self, grammar: Grammar) -> bool:
-        """Start to compile a grammar beside the caller. Returns True when that is done, also when it failed."""
+        """Start to compile a grammar on another thread. Returns True once that has ended, also with an error."""
         ...
 
     def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> Matcher:
-        """A matcher after `output_ids`. Compiles the grammar if it is not prepared; see `Matcher.error`."""
+        """Returns a matcher that has taken `output_ids`. Blocks until the grammar is compiled. See `Matcher.error`."""
         ...
 
     def fill(self, wanted: Sequence[tuple[Any, Sequence[int]]], words: NDArray[np.int32]) -> None:
-        """Fill in the masks of what `matcher` gave, each with its drafts, in the lines of `words` [lines, vocab / 32].
+        """Write masks into the lines of `words` [lines, vocab / 32]. `wanted` has matchers and their drafts.
 
-        A matcher gets 1 + drafts lines: for the next token, and for those after each draft. Lines behind a draft that
-        is not allowed are left as they are.
+        A matcher gets 1 + drafts lines: for the next token, and for the one after each draft. Lines after a draft that
+        is not allowed are not written.
         """
         ...
 
@@ -63,21 +64,21 @@ class Grammars(Protocol):
 @dataclass(slots=True)
 class _MatchedSequence:
     matcher: Matcher
-    awaited: int = 0  # its tokens in outstanding plans
+    awaited: int = 0  # outstanding steps that sample tokens for it
 
 
 class GrammarRow(NamedTuple):
-    """A unit of a step that samples by a grammar."""
+    """A unit of work that samples with a grammar."""
 
     seq: int
     unit: int  # its index among the plan's work
-    place: int  # of its first row of logits
+    place: int  # the index of its first row of logits
     state: _MatchedSequence
     drafts: tuple[int, ...] = ()
 
 
 class GrammarRows:
-    """The matchers of sequences, and the masks on the device."""
+    """Holds the matchers of sequences, and fills in their masks on the device."""
 
     def __init__(self, grammars: Grammars, masks: MaskRows, *, shared: bool) -> None:
         """With `shared`, the device is this machine's processor and reads the host's arrays."""
@@ -91,7 +92,7 @@ class GrammarRows:
         return self._grammars.prepare(grammar)
 
     def add(self, seq: int, grammar: Grammar, output_ids: Sequence[int]) -> str:
-        """Start a sequence after `output_ids`. Returns why it cannot be started; empty: it can."""
+        """Start a sequence after `output_ids`. Returns why it cannot start; empty if it can."""
         matcher = self._grammars.matcher(grammar, output_ids)
         if not matcher.error:
             self.held[seq] = _MatchedSequence(matcher)
@@ -101,9 +102,9 @@ class GrammarRows:
         self.held.pop(seq, None)
 
     def plan(self, work: StepWork) -> tuple[list[GrammarRow], bool]:
-        """The rows of a step that sample by a grammar, and whether any waits for a token of an outstanding plan.
+        """Returns the rows of a step that sample with a grammar, and whether masks need tokens of an outstanding plan.
 
-        Their tokens count as outstanding until `take`.
+        The tokens of these rows are awaited until `take`.
         """
         rows: list[GrammarRow] = []
         late = False
@@ -117,21 +118,19 @@ class GrammarRows:
         return rows, late
 
     def take(self, rows: Sequence[GrammarRow], results: Sequence[SequenceResult]) -> None:
-        """Go on by the tokens of a step."""
+        """Advance the matchers by the tokens of a step."""
         for row in rows:
             row.state.awaited -= 1
             row.state.matcher.take(results[row.unit].token_ids)
 
     def forced(self, rows: Sequence[GrammarRow]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The sequences of a step's rows whose next tokens are known, and these."""
+        """Returns (sequence, tokens) for each row whose grammar leaves no choice of the next tokens."""
         found = ((row.seq, tuple(row.state.matcher.forced())) for row in rows)
         return tuple(each for each in found if each[1])
 
     def fill(self, rows: Sequence[GrammarRow], errors: MutableMapping[int, str]) -> Change | None:
-        """Fill in the masks of a step, whose earlier tokens `take` has got. None if no row is restricted.
-
-        A sequence that cannot go on joins `errors`.
-        """
+        """Fill in the masks of a step, after `take` of all steps before it. Returns the write that sends them to the
+        device, or None if every token is allowed in all rows. Sequences that cannot continue are added to `errors`."""
         restricted = [row for row in rows if not row.state.matcher.free(len(row.drafts))]
         if not restricted:
             return None
@@ -139,7 +138,7 @@ class GrammarRows:
         lines = masks.lines.numpy() if self._shared else np.empty(len(masks.lines), np.int32)
         words = masks.words.numpy() if self._shared else np.empty((count, masks.words.shape[1]), np.int32)
         if count > len(restricted):
-            words[:count] = -1  # lines that are not filled in belong to texts that do not exist
+            words[:count] = -1  # `fill` skips lines after a refused draft, whose tokens are not used
         self._grammars.fill([(row.state.matcher, row.drafts) for row in restricted], words)
         lines[:] = -1
         line = 0

@@ -1,11 +1,11 @@
-"""A sequence's copy of a compiled grammar, within limits of its work.
+"""A sequence's copy of a compiled grammar, with a limit on its processor time.
 
-llguidance counts the distinct items of its parser, but an ambiguous grammar finds each of them many times. So the
-processor time is limited, too: all sequences wait for the masks of a step.
+A slow grammar delays every sequence, since a step needs all its masks. llguidance limits the number of distinct parser
+items, but an ambiguous grammar may find each item many times. So processor time is limited, too.
 
-The copies of a grammar share its lexer, which makes states as texts need them. When it has too many, or a text was too
-hard for it, it fails for every copy, and for later ones. Then the grammar is compiled anew, and each copy follows its
-output once more.
+The copies of a grammar share its lexer, which adds states as texts need them. If it reaches its limit of states, or
+fails on a text, it fails for all copies, also for later ones. Then the grammar is compiled again (renewed), and each
+copy replays its output.
 """
 
 import re
@@ -20,17 +20,17 @@ from penstock.text.grammars.compile import first_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Seconds of processor time. A mask usually takes 0.05 ms. What honest grammars took most for: 26 ms for a schema of 800
-# properties that are not required, 20 ms for a constant of 4,000 characters.
-SEQUENCE_SECONDS = 0.05  # that a sequence may use
-TOKEN_SECONDS = 0.004  # that each token gives back
-GRAMMAR_SECONDS = 0.1  # for one mask or token, after which no sequence may use the grammar
-RENEW_SECONDS = 0.1  # to compile a grammar anew, and to follow an output once more
-RENEW_TOKENS = 64  # between two of these for one sequence
+# Seconds of processor time. A mask usually takes 0.05 ms. The slowest measured for realistic grammars: 26 ms for a
+# schema of 800 optional properties, 20 ms for a constant of 4,000 characters.
+SEQUENCE_SECONDS = 0.05  # the budget of a sequence
+TOKEN_SECONDS = 0.004  # each token adds so much to the budget again
+GRAMMAR_SECONDS = 0.1  # if one mask or token takes longer, the grammar is refused for all sequences
+RENEW_SECONDS = 0.1  # the limit for compiling a grammar again, and for replaying an output
+RENEW_TOKENS = 64  # the least number of tokens between two renewals for one sequence
 
 _LEXER_FAILED = re.compile("lexer error|fails parse")
 _MUCH_WORK = re.compile("lexer error| items")
-_REFUSED = "doesn't satisfy the grammar"  # of a token that the grammar does not have
+_REFUSED = "doesn't satisfy the grammar"  # llguidance's error for a token that the grammar does not allow
 _OUT_OF_TIME = (
     f"{GRAMMAR_TOO_COMPLEX}: the limit of its processor time is {1e3 * SEQUENCE_SECONDS:g} ms, and "
     f"{1e3 * TOKEN_SECONDS:g} ms more for each token"
@@ -39,9 +39,9 @@ _OUT_OF_TIME = (
 
 @dataclass(eq=False, slots=True)
 class CompiledGrammar:
-    matcher: "LLMatcher"  # before the first token
-    seconds: float  # to compile it
-    refusal: str = ""  # why no sequence may use it any more
+    matcher: "LLMatcher"  # in its first state: sequences get copies
+    seconds: float  # that compiling took
+    refusal: str = ""  # why no sequence may use it any more; empty if they may
 
 
 Renew = Callable[[CompiledGrammar], CompiledGrammar | None]
@@ -53,18 +53,19 @@ class GrammarCopy:
     __slots__ = ("_compiled", "_matcher", "_renew", "_renewed_at", "_spent", "_taken", "error")
 
     def __init__(self, compiled: CompiledGrammar, renew: Renew) -> None:
-        """`renew` compiles the grammar anew in place of one whose lexer has failed. It returns None if that takes too
+        """`renew` returns a new compiled grammar in place of one whose lexer has failed, or None if that takes too
         long."""
         self._compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
         self._renew = renew
-        self._taken: list[int] = []
-        self._renewed_at = -RENEW_TOKENS  # the number of tokens then
-        self._spent = 0.0
-        self.error = compiled.refusal or first_line(self._matcher.get_error())  # why it cannot go on; empty: it can
+        self._taken: list[int] = []  # the output's tokens
+        self._renewed_at = -RENEW_TOKENS  # the number of tokens at the last renewal
+        self._spent = 0.0  # seconds of the sequence's budget
+        self.error = compiled.refusal or first_line(self._matcher.get_error())  # empty if the output can continue
 
     def compute(self, address: int, size: int, drafts: list[int]) -> None:
-        """Writes the masks of the next token and of those after each draft, `size` bytes each. Any thread may call."""
+        """Writes the masks of the next token and of the one after each draft, `size` bytes each, to `address`. May be
+        called on any thread."""
         if self._compiled.refusal:
             self._fail(self._compiled.refusal)
             return
@@ -75,7 +76,7 @@ class GrammarCopy:
             self._fail(GRAMMAR_TOO_COMPLEX)
 
     def consume(self, token_id: int) -> None:
-        """Goes on by a token of the output."""
+        """Advances by a token of the output."""
         self._spent = max(self._spent - TOKEN_SECONDS, 0.0)
         if not self._consume(token_id) and not (self._lexer_failed() and self._renewed() and self._consume(token_id)):
             refused = _REFUSED in self._matcher.get_error()  # else the grammar has met a limit of the library
@@ -84,7 +85,7 @@ class GrammarCopy:
         self._taken.append(token_id)
 
     def forced(self) -> Sequence[int]:
-        """The usual tokens of the text that must come next, as far as nothing else may."""
+        """Returns the tokens of the only text that the grammar allows next; empty if there is a choice."""
         began = time.thread_time()
         tokens = self._matcher.compute_ff_tokens()
         self._spend(time.thread_time() - began)
@@ -106,7 +107,7 @@ class GrammarCopy:
         return consumed
 
     def _spend(self, seconds: float) -> None:
-        """Counts processor time of this thread, to which other work on the machine adds nothing."""
+        """Counts processor time of this thread, which does not depend on other work on the machine."""
         self._spent += seconds
         if self._spent > SEQUENCE_SECONDS:
             self.error = self.error or _OUT_OF_TIME
@@ -114,6 +115,7 @@ class GrammarCopy:
             self._compiled.refusal = f"{GRAMMAR_TOO_COMPLEX}: it took {seconds:.2f} s of processor time for one token"
 
     def _fail(self, what: str) -> None:
+        """Sets `error`, with llguidance's reason. The first error stays."""
         reason = first_line(self._matcher.get_error())
         if _MUCH_WORK.search(reason):
             what = GRAMMAR_TOO_COMPLEX
@@ -123,7 +125,7 @@ class GrammarCopy:
         return not self.error and _LEXER_FAILED.search(self._matcher.get_error()) is not None
 
     def _renewed(self) -> bool:
-        """Follows the output once more, in the grammar compiled anew. False if that takes too long."""
+        """Renews the grammar and replays the output in it. Returns False if that takes too long."""
         if len(self._taken) < self._renewed_at + RENEW_TOKENS:
             return False
         compiled = self._renew(self._compiled)

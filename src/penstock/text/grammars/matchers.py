@@ -1,7 +1,7 @@
-"""Follows outputs through their grammars, in the engine: which tokens are allowed next.
+"""Follows outputs through their grammars in the engine, and computes which tokens are allowed next.
 
-llguidance computes the masks, several at once on threads. A grammar is compiled once, in a thread of its own;
-every sequence then gets a copy, which takes microseconds. All of this is loaded by the first grammar.
+llguidance computes the masks, several at once on threads. A grammar is compiled once, on a thread of its own; then each
+sequence gets a copy, which takes microseconds. The first grammar loads llguidance and the tokenizer.
 """
 
 import functools
@@ -26,44 +26,44 @@ from penstock.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_COMPILED = 64  # grammars that are kept; a state of one takes about 2 kB, and it has at most 20,000
-MAX_COMPILED_BYTES = 1 << 20  # of their texts
-MAX_THREADS = 8
+MAX_COMPILED = 64  # grammars that are kept; one has at most 20,000 states of about 2 kB
+MAX_COMPILED_BYTES = 1 << 20  # of the texts of these grammars
+MAX_THREADS = 8  # that compute masks
 
 
 class Trigger:
-    """The text that a grammar waits for.
+    """The text after which a grammar applies, such as the start of a tool call. Any text may come before it.
 
-    A token that completes the trigger and goes on would put text into the grammar's part that it never saw. So such
-    tokens are not allowed where they would do that.
+    A token may complete the trigger and have more text after it. The grammar could not check that text, so such tokens
+    are forbidden where they would complete the trigger.
     """
 
     def __init__(self, text: bytes, vocabulary: Sequence[bytes]) -> None:
         self.text = text
-        # By how much of the trigger the output ends with: the tokens that complete it and go on.
-        self._beyond: list[list[int]] = [[] for _ in text]
+        # Index i: the tokens that overshoot, if the output ends with the trigger's first i bytes.
+        self._overshoots: list[list[int]] = [[] for _ in text]
         for token_id, token in enumerate(vocabulary):
             at = token.find(text)
             if 0 <= at < len(token) - len(text):
-                self._beyond[0].append(token_id)
+                self._overshoots[0].append(token_id)
             for known in range(1, len(text)):
                 rest = text[known:]
                 if len(token) > len(rest) and token.startswith(rest):
-                    self._beyond[known].append(token_id)
+                    self._overshoots[known].append(token_id)
 
-    def left_out(self, tail: bytes) -> list[int]:
-        """The tokens that are not allowed after a text with this end."""
+    def forbidden(self, tail: bytes) -> list[int]:
+        """Returns the tokens that are not allowed after an output that ends with `tail`."""
         known = (i for i in range(len(self.text)) if tail.endswith(self.text[:i]))
-        return [token_id for i in known for token_id in self._beyond[i]]
+        return [token_id for i in known for token_id in self._overshoots[i]]
 
 
 class _PreparedGrammar(NamedTuple):
-    compiled: CompiledGrammar | None  # None: any text
-    trigger: Trigger | None
+    compiled: CompiledGrammar | None  # None: any text is allowed
+    trigger: Trigger | None  # None: the grammar applies from the first token
 
 
 class GrammarMatcher:
-    """See runtime's Matcher."""
+    """Follows one output: a Matcher of runtime/sampling/grammar_rows.py, which describes the methods."""
 
     __slots__ = ("_ended", "_stops", "_tail", "_thinker", "_trigger", "_vocabulary", "grammar")
 
@@ -77,11 +77,11 @@ class GrammarMatcher:
     ) -> None:
         """Without a grammar, any text is allowed."""
         self.grammar = grammar
-        self._trigger = trigger
+        self._trigger = trigger  # None once the output has it
         self._vocabulary = vocabulary
         self._stops = stops if grammar is not None else frozenset[int]()  # without a grammar nothing ends
         self._thinker = thinker
-        self._tail = b""
+        self._tail = b""  # the end of the output, which may have a part of the trigger
         self._ended = False
 
     @property
@@ -95,34 +95,37 @@ class GrammarMatcher:
             return False
         if self._trigger is None:
             return self.grammar is None
-        return not tokens and (self._waits(self._trigger, self._thinker) or not self._trigger.left_out(self._tail))
+        return not tokens and (self._ignored(self._trigger, self._thinker) or not self._trigger.forbidden(self._tail))
 
     @staticmethod
-    def _waits(trigger: Trigger, thinker: Thinker | None) -> bool:
-        """Whether the trigger is not looked for: a tool call in reasoning is none."""
+    def _ignored(trigger: Trigger, thinker: Thinker | None) -> bool:
+        """Whether the trigger has no effect now: the text of a tool call within reasoning is no tool call."""
         return thinker is not None and thinker.on and trigger.text != thinker.end_marker
 
     def look_ahead(self, drafts: Sequence[int]) -> tuple[list[list[int]], dict[int, AllowedTokens]]:
-        """Returns the tokens that are left out for the next token and for those after each draft, as far as the grammar
-        is not in force: up to the trigger, or after the end. Also returns the only tokens that may come where reasoning
-        must end."""
+        """Looks at the next token and at the one after each draft: positions 0 to len(drafts).
+
+        Returns two things. The first is a list of the forbidden tokens of each position, up to the first one where the
+        grammar applies: the grammar's mask is computed from there on. The second has the only allowed tokens of each
+        position at which reasoning must end.
+        """
         free: list[list[int]] = []
         only: dict[int, AllowedTokens] = {}
-        trigger, tail, ended, held = self._trigger, self._tail, self._ended, False
+        trigger, tail, ended, held = self._trigger, self._tail, self._ended, False  # held: the grammar applies
         thinker = None if self._thinker is None else self._thinker.copy()
         for place, token_id in enumerate((*drafts, -1)):
             if thinker is not None and thinker.allowed is not None and not ended:
                 only[place] = thinker.allowed
-            waits = trigger is None or self._waits(trigger, thinker)
+            ignored = trigger is None or self._ignored(trigger, thinker)
             held = held or (trigger is None and self.grammar is not None and not ended)
             if not held:
-                free.append([] if trigger is None or waits or ended else trigger.left_out(tail))
+                free.append([] if trigger is None or ignored or ended else trigger.forbidden(tail))
             elif thinker is None:
                 break
             text = self._bytes_of(token_id)
             if thinker is not None:
                 thinker.take(text)
-            if trigger is not None and not waits:
+            if trigger is not None and not ignored:
                 text = tail + text
                 trigger, tail = (None, b"") if text.endswith(trigger.text) else (trigger, text[-len(trigger.text) :])
                 if trigger is None and thinker is not None:
@@ -135,12 +138,12 @@ class GrammarMatcher:
             if self._ended or self.error:
                 return
             trigger = self._trigger
-            waits = trigger is not None and self._waits(trigger, self._thinker)
+            ignored = trigger is not None and self._ignored(trigger, self._thinker)
             if self._thinker is not None:
                 self._thinker.take(self._bytes_of(token_id))
             if trigger is not None:
-                if not waits:
-                    self._look(trigger, token_id)
+                if not ignored:
+                    self._search(trigger, token_id)
             elif self.grammar is not None:
                 self.grammar.consume(token_id)
             self._ended = token_id in self._stops
@@ -151,7 +154,7 @@ class GrammarMatcher:
             return ()
         return self.grammar.forced()
 
-    def _look(self, trigger: Trigger, token_id: int) -> None:
+    def _search(self, trigger: Trigger, token_id: int) -> None:
         """Looks for the trigger in the output."""
         text = self._tail + self._bytes_of(token_id)
         if text.endswith(trigger.text):
@@ -166,13 +169,13 @@ class GrammarMatcher:
 
 
 class GrammarMatchers:
-    """See runtime's Grammars."""
+    """Compiles grammars and computes masks: the Grammars of runtime/sampling/grammar_rows.py."""
 
     def __init__(
         self, load: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: Sequence[int], *, threads: int
     ) -> None:
-        """`load` gives the model's tokenizer. `vocab_size` is the width of the logits. Masks are computed by at most
-        `threads` threads."""
+        """`load` returns the model's tokenizer. `vocab_size` is the width of the logits. At most `threads` threads
+        compute masks."""
         self._load = load
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -180,11 +183,11 @@ class GrammarMatchers:
         self._threads = max(1, min(threads, MAX_THREADS))
         self._compiler = ThreadPoolExecutor(1, "grammar")
         self._compiled: OrderedDict[Grammar, Future[_PreparedGrammar]] = OrderedDict()
-        self._bytes = 0
+        self._bytes = 0  # of the texts of compiled grammars
         self._renewing = threading.Lock()
         self._vocabulary: list[bytes] = []
-        self._text: Tokenizer | None = None  # the model's
-        self._tokenizer: LLTokenizer | None = None
+        self._text: Tokenizer | None = None  # the model's tokenizer
+        self._tokenizer: LLTokenizer | None = None  # the same for llguidance
         self._known_markers: dict[tuple[str, str, tuple[str, ...]], ThinkingMarkers] = {}
         self._masks = MaskThreads(self._threads)
 
@@ -209,8 +212,8 @@ class GrammarMatchers:
         for matcher, drafts in wanted:
             free, only = matcher.look_ahead(drafts)
             forced += [(line + place, step) for place, step in only.items()]
-            for i, left_out in enumerate(free):
-                words[line + i] = _mask(words.shape[1], left_out, other=1)
+            for i, forbidden in enumerate(free):
+                words[line + i] = _mask(words.shape[1], forbidden, other=1)
             if len(free) <= len(drafts) and matcher.grammar is not None:
                 jobs.append(MaskJob(matcher.grammar, line + len(free), list(drafts[len(free) :])))
             line += 1 + len(drafts)
@@ -219,7 +222,7 @@ class GrammarMatchers:
             words[line] = _mask(words.shape[1], step, other=0)
 
     def _future(self, grammar: Grammar) -> "Future[_PreparedGrammar]":
-        """The compiled grammar, perhaps not yet done."""
+        """Returns the compiled grammar, which may not be done yet. Starts to compile a new one."""
         grammar = replace(grammar, thinking=None) if grammar.thinking is not None else grammar
         future = self._compiled.get(grammar)
         if future is None:
@@ -236,13 +239,13 @@ class GrammarMatchers:
         self._bytes -= len(grammar.text)
 
     def _compile(self, grammar: Grammar) -> _PreparedGrammar:
-        """Compiles a grammar. Runs in the compiler's thread."""
+        """Compiles a grammar. Runs on the compiler's thread."""
         if self._text is None:
             self._read_vocabulary()
         if grammar.kind == "any":
             return _PreparedGrammar(None, None)
         if self._tokenizer is None:
-            self._tokenizer = self._of_llguidance()
+            self._tokenizer = self._make_llguidance_tokenizer()
         trigger = Trigger(grammar.trigger.encode(), self._vocabulary) if grammar.trigger else None
         return _PreparedGrammar(self._timed(self._tokenizer, grammar), trigger)
 
@@ -252,8 +255,8 @@ class GrammarMatchers:
         return CompiledGrammar(compile_grammar(tokenizer, grammar), time.thread_time() - began)
 
     def _renew(self, grammar: Grammar, failed: CompiledGrammar) -> CompiledGrammar | None:
-        """Compiles a grammar anew whose lexer has failed, for later sequences, too. Returns None for one that takes
-        long, which the compiler's thread compiles for later ones. Runs in the threads of masks."""
+        """Compiles a grammar again after its lexer has failed, for this sequence and later ones. Returns None if that
+        takes too long: then the next sequence that needs it compiles it. Runs on the threads of masks."""
         grammar = replace(grammar, thinking=None)
         with self._renewing:
             future = self._compiled.get(grammar)
@@ -274,7 +277,7 @@ class GrammarMatchers:
             return compiled
 
     def _markers(self, thinking: Thinking) -> ThinkingMarkers:
-        """The markers of a budget, whose grammar has been compiled. A model has a few of them."""
+        """Returns the markers of a thinking budget. Its grammar must be compiled, which loads the tokenizer."""
         key = (thinking.begin, thinking.end, thinking.answers)
         if key not in self._known_markers:
             tokenizer = self._text
@@ -290,7 +293,7 @@ class GrammarMatchers:
         self._vocabulary = vocabulary
         self._text = tokenizer
 
-    def _of_llguidance(self) -> "LLTokenizer":
+    def _make_llguidance_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
         tokenizer = self._text
@@ -301,7 +304,7 @@ class GrammarMatchers:
 
 
 def _mask(words: int, token_ids: Sequence[int], *, other: int) -> NDArray[np.int32]:
-    """A mask of so many words in which these tokens differ from all others, whose bits are `other`."""
+    """Returns a mask of `words` words. The bits of `token_ids` are 1 - other, and all others are `other`."""
     bits = np.full(words * 32, other, np.uint8)
     bits[list(token_ids)] = 1 - other
     mask: NDArray[np.int32] = np.packbits(bits, bitorder="little").view(np.int32)
@@ -309,7 +312,7 @@ def _mask(words: int, token_ids: Sequence[int], *, other: int) -> NDArray[np.int
 
 
 class _Tokens:
-    """A tokenizer in llguidance's form."""
+    """A tokenizer with the attributes that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -321,5 +324,5 @@ class _Tokens:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The ids of a text that a grammar forces: the model's usual tokens for it."""
+        """Returns the model's tokens for a text that a grammar forces."""
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
