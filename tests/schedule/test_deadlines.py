@@ -5,7 +5,9 @@ import random
 import pytest
 
 from penstock.schedule import Event, replay
+from penstock.schedule.late import makes_late
 from penstock.schedule.log import Dropped
+from penstock.schedule.step_model import StepSize
 from tests.schedule.simulated import Simulation, request, simulation
 
 PROMPT, OUTPUT = 24, 8
@@ -96,6 +98,22 @@ def test_a_cached_prompt_is_not_taken_for_a_long_one() -> None:
     sim.run()
     assert sim.dropped == ["other"]
     sim.check_output("cached")
+
+
+def test_a_prompt_that_joins_with_a_long_prefix_counts_what_it_attends_to() -> None:
+    """Ten tokens behind 5,000 that are cached take 50 ms; ten without any take none of it."""
+
+    class Model:
+        knows_prompts, spread = True, 1.0
+
+        def seconds(self, size: StepSize) -> float:
+            return 0.001 + 1e-6 * size.pairs
+
+    sim = simulation()
+    sim.add(request("first", 8, 2, first_token_deadline=0.02))
+    step = sim.scheduler._planner.next_step((), 0.0)
+    late = [makes_late(step, 10, computed, Model(), 0.0) for computed in (0, 5000)]  # type: ignore[arg-type]
+    assert late == [False, True]
 
 
 @pytest.mark.parametrize(("patience", "dropped"), [(0.2, ["late"]), (1.0, [])])

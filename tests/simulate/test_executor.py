@@ -64,6 +64,10 @@ BROKEN: list[tuple[str, Callable[[StepPlan], StepPlan]]] = [
     ("does not exist", lambda plan: of_first(plan, blocks=((33, 1),))),
     ("has not token 0", lambda plan: change(of_first(plan, num_computed=4), work=(Work(1, 2, True),))),
     ("its limit is 6", lambda plan: of_first(plan, sampling=change(plan.new[0].sampling, max_tokens=0))),
+    ("sequence 9 is unknown", lambda plan: change(plan, gone=(9,))),
+    ("sequence 9 is unknown", lambda plan: change(plan, blocks=((9, ((5,),)),))),
+    ("sequence 9 is unknown", lambda plan: change(plan, work=(Work(9, 1, True),))),
+    ("nothing was written to block 7", lambda plan: change(plan, copies=(BlockCopy(0, 7, 8),))),
     ("depend on their order", lambda plan: change(plan, copies=(BlockCopy(0, 1, 2), BlockCopy(0, 2, 3)))),
 ]
 

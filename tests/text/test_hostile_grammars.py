@@ -186,6 +186,15 @@ def test_a_grammar_that_takes_long_to_compile_is_not_compiled_within_a_step(monk
     assert (follow(matchers, [later], [text_of(100)]), later.error) == ([len(text_of(100))], "")
 
 
+def test_an_output_that_takes_long_to_follow_once_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its masks would be those of an earlier place."""
+    monkeypatch.setattr(copies, "RENEW_SECONDS", -1.0)
+    matchers, grammar, answer = make_matchers(), text_schema(16_000), text_of(12_000)
+    row = matchers.matcher(grammar, [])
+    (done,) = follow(matchers, [row], [answer])
+    assert row.error.startswith(GRAMMAR_TOO_COMPLEX) and 0 < done < len(answer)
+
+
 async def test_a_check_that_something_else_ended_is_not_remembered() -> None:
     """A process that is killed, as the kernel does when memory is short, says nothing about the grammar."""
     checker = GrammarChecker(Words(), 262, [END])  # type: ignore[arg-type]

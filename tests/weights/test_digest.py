@@ -115,6 +115,21 @@ def test_the_memory_is_bounded(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names == [str(model.parent / str(index) / WEIGHTS) for index in (2, 3, 4)]
 
 
+def test_a_file_that_is_read_again_is_the_last_to_be_forgotten(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_REMEMBERED", 2)
+    other = model.parent / "other"
+    shutil.copytree(model, other)
+    for folder in (model, other):
+        digest_of(folder)
+    change(model / WEIGHTS, 1_000_000)
+    digest_of(model)
+    third = model.parent / "third"
+    shutil.copytree(model, third)
+    digest_of(third)
+    names = list(json.loads((model.parent / "cache" / "sha256.json").read_text()))
+    assert names == [str(folder / WEIGHTS) for folder in (model, third)]
+
+
 def test_a_file_that_cannot_be_read_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def removed(self: WeightsDigest, *_: object) -> str:
         raise FileNotFoundError(2, "removed meanwhile", str(model / WEIGHTS))

@@ -48,7 +48,7 @@ def late_requests(
     return late
 
 
-def makes_late(step: StepBuilder, tokens: int, model: StepModel, now: float) -> bool:
+def makes_late(step: StepBuilder, tokens: int, computed: int, model: StepModel, now: float) -> bool:
     """Return whether `tokens` more prompt tokens would make a first token late that is on time without them.
 
     All tokens of a step come at its end, so a longer step delays the first tokens of the prompts that it completes.
@@ -61,7 +61,7 @@ def makes_late(step: StepBuilder, tokens: int, model: StepModel, now: float) -> 
     if due == math.inf:
         return False
     size = StepSize.of(step)
-    longer = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * tokens / 2)
+    longer = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * (computed + tokens / 2))
     return model.spread * model.seconds(size) <= due - now < model.spread * model.seconds(longer)
 
 

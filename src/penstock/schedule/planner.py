@@ -188,7 +188,7 @@ class Planner:
             if hit is None:
                 return
             tokens = min(sequence.target - hit.computed, step.budget)
-            if makes_late(step, tokens, self._model, now):
+            if makes_late(step, tokens, hit.computed, self._model, now):
                 return
             self._note_start(sequence, hit.computed, now)
             self._start(hit, step)

@@ -133,18 +133,23 @@ class SimulatedExecutor:
     def _update(self, plan: StepPlan) -> None:
         """Apply the plan's changes to sequences, block tables and pages."""
         for seq in plan.gone:
-            del self._sequences[seq]
+            del self._sequences[self._known(seq).seq]
         for new in plan.new:
             self._introduce(new)
         for seq, blocks in plan.blocks:
             if not any(blocks):
                 raise PlanError(f"sequence {seq} gets no block")
-            for table, ids in zip(self._sequences[seq].tables, blocks, strict=True):
+            for table, ids in zip(self._known(seq).tables, blocks, strict=True):
                 table.extend(ids)
         if self._slots is not None and plan.copies:
             self._slots.copy(plan.copies)
         if len(self._sequences) > self._limits.max_num_seqs:
             raise PlanError(f"{len(self._sequences)} sequences, max_num_seqs={self._limits.max_num_seqs}")
+
+    def _known(self, seq: int) -> SimulatedSequence:
+        if seq not in self._sequences:
+            raise PlanError(f"sequence {seq} is unknown")
+        return self._sequences[seq]
 
     def _introduce(self, new: NewSequence) -> None:
         if new.seq in self._sequences:
@@ -163,7 +168,7 @@ class SimulatedExecutor:
 
     def _compute(self, work: Work, unknown: set[int]) -> SequenceResult:
         """Return the result of one unit of work. Raises PlanError."""
-        sequence = self._sequences[work.seq]
+        sequence = self._known(work.seq)
         tokens, start = sequence.tokens, sequence.position
         end = start + work.count - work.drafts
         if end <= start or (end != len(tokens) if work.sample else end >= len(tokens) or work.drafts):

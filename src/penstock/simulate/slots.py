@@ -50,6 +50,8 @@ class KVSlots:
             holders = [each.seq for each in self._sequences.values() if copy.source in each.tables[copy.group]]
             self._plans[-1].setdefault((copy.group, copy.source), set()).update(holders)
             pages = self._pages[copy.group]
+            if copy.source not in pages:
+                raise PlanError(f"nothing was written to block {copy.source}, which is copied")
             pages[copy.target] = list(pages[copy.source])
 
     def compute(self, sequence: SimulatedSequence, hashes: Sequence[int], count: int) -> None:

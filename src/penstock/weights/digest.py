@@ -56,7 +56,8 @@ class WeightsDigest:
         }
         if not new:
             return
-        entries = list((_read(self._memory) | new).items())[-MOST_REMEMBERED:]
+        kept = {file: entry for file, entry in _read(self._memory).items() if file not in new}
+        entries = list((kept | new).items())[-MOST_REMEMBERED:]
         self._memory.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._memory.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(dict(entries), indent=1))

@@ -136,8 +136,11 @@ class Reloads(Generic[M]):
             await version.model.client.control(Sleep())
             try:
                 served.exchange(await start())
-            except Exception:
-                await version.model.client.control(Wake())
+            except Exception as error:
+                try:
+                    await version.model.client.control(Wake())
+                except EngineError as second:
+                    raise EngineError(f"{error}. The old version's engine does not start again: {second}") from error
                 raise
         finally:
             served.release()

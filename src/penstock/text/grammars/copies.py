@@ -70,8 +70,11 @@ class GrammarCopy:
             self._fail(self._compiled.refusal)
             return
         self._compute(address, size, drafts)
-        if self._lexer_failed() and self._renewed():
-            self._compute(address, size, drafts)
+        if self._lexer_failed():
+            if self._renewed():
+                self._compute(address, size, drafts)
+            else:
+                self._fail(GRAMMAR_TOO_COMPLEX)  # the new copy may be behind the output
         if self._matcher.is_error():
             self._fail(GRAMMAR_TOO_COMPLEX)
 
