@@ -128,8 +128,8 @@ def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlet
 class _Errors:
     """Errors as answers, each in the format of the wire that its path belongs to.
 
-    A path that is not here belongs to Anthropic's wire if the client says so in a header, else to the wire of most paths
-    that begin alike. Without any, errors are OpenAI's.
+    A path that is not here belongs to Anthropic's wire if a header of the client says so, else to the wire of most
+    paths that begin alike. Without any, errors are OpenAI's.
     """
 
     def __init__(self, paths: Mapping[str, PathApp], template: Callable[[str], str], retry_after: int) -> None:
