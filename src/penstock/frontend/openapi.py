@@ -89,7 +89,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     for component in components.values():  # add ranges and meanings; what a struct itself declares has precedence
         for name, field in component.get("properties", {}).items():
             meaning = {"description": MEANINGS[name]} if name in MEANINGS else {}
-            field.update(KEYWORDS.get(name, {}) | meaning | field)
+            field.update({**KEYWORDS.get(name, {}), **meaning, **field})
     paths: dict[str, dict[str, Any]] = {}
     answers = {
         _answer_name(wire, route): json_schema(operation.shape)
