@@ -79,6 +79,7 @@ SHARED: Mapping[str, Wrong] = {
         ("", "is no host name"),
     ),
     "--manage-models": SWITCH,
+    "--truncate-embeddings": SWITCH,
     "--api-key": _KEY,
     "--attention-backend": (
         ("flash", "give auto, triton or flashinfer"),
