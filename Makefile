@@ -20,6 +20,8 @@ TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
 .PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
 serve: install
+	@$(if $(ARGS),:,echo "One server does not chat and embed yet. A second one embeds:" \
+		"make serve ARGS='all-minilm-l6-v2 --truncate-embeddings --port 8001'" >&2)
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev

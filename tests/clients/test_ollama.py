@@ -111,7 +111,11 @@ def test_models(client: ollama.Client, server: Server) -> None:
     assert model.size == 98_362_432 and model.details is not None and model.details.format == "gguf"
     shown = client.show(model.model)
     assert "completion" in shown.capabilities and "im_start" in shown.template
-    assert shown.modelinfo["penstock.context_length"] == running.context_length
+    assert shown.modelinfo["llama.context_length"] == running.context_length
+    assert shown.modelinfo["general.parameter_count"] == 134_515_008
+    for details in (shown.details, model.details, running.details):
+        assert details is not None
+        assert (details.family, details.parameter_size, details.quantization_level) == ("llama", "134.52M", "Q4_1")
     assert client.pull(MODEL).status == "success" == next(client.pull(MODEL, stream=True)).status
     assert server.get("/").text == "Ollama is running"
     assert server.get("/api/version").json()["version"]

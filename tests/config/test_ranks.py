@@ -126,7 +126,10 @@ def test_ranks_share_the_machines_memory_and_cores() -> None:
 
 
 def test_more_ranks_than_cores_have_a_thread_each() -> None:
-    assert resolved(pipeline_parallel_size=5, tensor_parallel_size=2).engine.threads == 1
+    crowded = resolved(pipeline_parallel_size=5, tensor_parallel_size=2)
+    assert crowded.engine.threads == 1
+    said = "default: 10 ranks share 8 cores and wait for each other: fewer ranks are faster"
+    assert crowded.provenance["threads"][1] == said
 
 
 def test_ray_places_ranks_on_machines_not_known_here() -> None:

@@ -77,7 +77,7 @@ def test_the_next_session_and_an_engine_that_dies(tmp_path: Path) -> None:
         terminal.press(CTRL_C)
         terminal.until(READY)
         terminal.press("Read a file." + ENTER)
-        assert "(cut at max_tokens 8; /set max_tokens N allows more)" in terminal.until(READY)
+        assert '(cut at max_tokens 8; type "go on", or /set max_tokens N allows more)' in terminal.until(READY)
         (engine,) = children(terminal.process.pid)
         os.kill(engine, signal.SIGKILL)
         terminal.press("Read a file." + ENTER)

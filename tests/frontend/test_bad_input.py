@@ -293,6 +293,27 @@ async def test_a_wrong_token_is_told_with_its_place(site: Site) -> None:
     assert error["message"] == "tokens[1] is 271; ids of 'tiny' are 0 to 270"
 
 
+async def test_errors_of_unknown_paths_have_the_form_of_their_api(site: Site) -> None:
+    """So that a client shows the message, and not that it cannot read the answer."""
+    ollama = (await site.http.post("/api/blobs/sha256:0", json={})).json()
+    assert ollama["error"].startswith("there is no route /api/blobs/sha256:0")
+    version = {"anthropic-version": "2023-06-01"}
+    anthropic = (await site.http.post("/v1/messages/batches", json={}, headers=version)).json()
+    assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"
+    kserve = (await site.http.get("/v2/repository")).json()
+    assert kserve["error"].startswith("there is no route /v2/repository")
+    openai = (await site.http.get("/v1/assistants")).json()
+    assert openai["error"]["code"] == "not_found"
+    wrong_method = (await site.http.get("/api/chat")).json()
+    assert wrong_method["error"] == "/api/chat does not take GET; send POST"
+
+
+@pytest.mark.parametrize("path", ["create", "copy", "push"])
+async def test_ollamas_routes_that_are_refused_say_what_to_do(site: Site, path: str) -> None:
+    refused = await site.http.post(f"/api/{path}", json={"model": "a"})
+    assert refused.status_code == 403 and refused.json()["error"].startswith("this server ")
+
+
 async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embedding", json={"input": "x"})
     assert there.status_code == 404

@@ -108,6 +108,11 @@ def test_a_gpu_is_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not script.has_nvidia_gpu(tmp_path / "empty")
 
 
+def test_make_serve_says_that_it_does_not_embed() -> None:
+    done = subprocess.run(["make", "-n", "-o", "install", "serve"], cwd=ROOT, capture_output=True, text=True)
+    assert "make serve ARGS='all-minilm-l6-v2 --truncate-embeddings --port 8001'" in done.stdout, done.stderr
+
+
 def test_make_runs_it_with_the_address_that_pytorch_org_names() -> None:
     for target in (".venv/.installed", ".venv/.installed-dev"):
         command = ["make", "-nB", f"PYTHON={sys.executable}", target]

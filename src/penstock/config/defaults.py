@@ -209,7 +209,9 @@ def _threads(inputs: DefaultInputs) -> Default:
     cores, ranks = inputs.hardware.cores, inputs.local_ranks
     if ranks == 1:
         return Default(cores, "every core this process may use")
-    return Default(max(cores // ranks, 1), f"the share of each of {ranks} ranks in {cores} cores")
+    if ranks > cores:
+        return Default(1, f"{ranks} ranks share {cores} cores and wait for each other: fewer ranks are faster")
+    return Default(cores // ranks, f"the share of each of {ranks} ranks in {cores} cores")
 
 
 DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(

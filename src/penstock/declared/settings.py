@@ -191,7 +191,7 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
         Setting("max_choices", COUNT, "Most choices (n) of a request", 32, "more are better sent as requests"),
         Setting("max_sequences", COUNT, "Most prompts times choices of a request", 256,
                 "what one request may take of the queue"),
-        Setting("truncate_embeddings", SWITCH,
+        Setting("truncate_embeddings", ONE_WAY,
                 "Cut texts for embeddings, scores and labels that are too long for the model", False,
                 "OpenAI's API refuses them; a cut text's vector says nothing about its end",
                 more="[embeddings.md](embeddings.md#texts-that-are-too-long)"),

@@ -3,6 +3,7 @@
 import asyncio
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
@@ -16,7 +17,7 @@ from penstock.config import ServerConfig
 from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
-from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
+from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header
 from penstock.frontend.http.buffers import answer_budget, body_budget
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
@@ -25,7 +26,7 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
-from penstock.frontend.wires import OPENAI, WIRES, Wire
+from penstock.frontend.wires import ANTHROPIC, OPENAI, WIRES, Wire
 from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -126,7 +127,11 @@ def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlet
 
 
 class _Errors:
-    """Errors as answers, each in the format of the wire that its path belongs to; OpenAI's elsewhere."""
+    """Errors as answers, each in the format of the wire that its path belongs to.
+
+    A path that is not here belongs to Anthropic's wire if a header of the client says so, else to the wire of most
+    paths that begin alike. Without any, errors are OpenAI's.
+    """
 
     def __init__(self, paths: Mapping[str, PathApp], template: Callable[[str], str], retry_after: int) -> None:
         self._paths = {_shown(path): app for path, app in paths.items()}
@@ -140,8 +145,19 @@ class _Errors:
 
     def encode(self, error: APIError, scope: Scope | None) -> Answer:
         path = None if scope is None else self._paths.get(self._template(scope["path"]))
-        wire = OPENAI if path is None or scope is None else path.wire(scope)
+        if scope is None:
+            wire = OPENAI
+        else:
+            wire = self._wire_of_unknown(scope) if path is None else path.wire(scope)
         return wire.encode_error(error)
+
+    def _wire_of_unknown(self, scope: Scope) -> Wire:
+        if header(scope, b"anthropic-version") is not None:
+            return ANTHROPIC
+        first = scope["path"][:_LONGEST_PATH].split("/")[1:2]
+        alike = [app for path, app in self._paths.items() if path.split("/")[1:2] == first]
+        wires = Counter(wire for app in alike for wire in app.wires)
+        return wires.most_common(1)[0][0] if wires else OPENAI
 
     async def _answer(self, request: Request, error: Exception) -> Response:
         error = _routing_error(request, error) if isinstance(error, HTTPException) else error

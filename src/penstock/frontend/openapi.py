@@ -11,6 +11,7 @@ import orjson
 
 from penstock.frontend.describe import Operation, json_schema
 from penstock.frontend.errors import APIError
+from penstock.frontend.requests.meanings import MEANINGS
 from penstock.frontend.requests.ranges import KEYWORDS
 from penstock.frontend.wires import BATCHES, OPENAI, RESPONSES, Wire, WireRoute
 from penstock.version import __version__
@@ -85,9 +86,10 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
-    for component in components.values():  # add ranges; what a struct itself declares has precedence
+    for component in components.values():  # add ranges and meanings; what a struct itself declares has precedence
         for name, field in component.get("properties", {}).items():
-            field.update(KEYWORDS.get(name, {}) | field)
+            meaning = {"description": MEANINGS[name]} if name in MEANINGS else {}
+            field.update({**KEYWORDS.get(name, {}), **meaning, **field})
     paths: dict[str, dict[str, Any]] = {}
     answers = {
         _answer_name(wire, route): json_schema(operation.shape)

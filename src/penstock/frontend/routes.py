@@ -146,6 +146,10 @@ class PathApp:
     def methods(self) -> set[str]:
         return {mounted.route.method for mounted in self._routes}
 
+    @property
+    def wires(self) -> set[Wire]:
+        return {mounted.wire for mounted in self._routes}
+
     def wire(self, scope: Scope) -> Wire:
         """Returns the wire of a request, for its errors. If no route matches, returns the path's last wire."""
         return (self._choose(scope) or self._routes[-1]).wire

@@ -42,6 +42,9 @@ class ServedModel:
     path: Path | None = None  # the folder or GGUF file that it was loaded from; None: it has no files
     file_bytes: int = 0  # of the model's files
     file_format: str = ""  # gguf or safetensors
+    family: str = "penstock"
+    parameters: int = 0
+    quantization: str = ""  # of most weights, such as Q4_K_M, INT8 or BF16
     chat_format: ChatFormat = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
     encoder: PromptEncoder = field(init=False, compare=False)

@@ -133,6 +133,9 @@ OLLAMA = Wire(
         WireRoute("POST", "/api/show", "answer", "show_model"),
         WireRoute("POST", "/api/pull", "answer", "pull"),
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
+        WireRoute("POST", "/api/create", "answer", "create"),
+        WireRoute("POST", "/api/copy", "answer", "copy"),
+        WireRoute("POST", "/api/push", "answer", "push"),
     ),
     any_type=True,
 )

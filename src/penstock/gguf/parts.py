@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.gguf.header import GgufError, GgufTensor, Header, read_header, short
+from penstock.gguf.types import FILE_TYPES
 
 SUFFIX = ".gguf"
 
@@ -28,6 +29,12 @@ class GgufFile:
     path: Path  # the file, or the first part of a split model
     metadata: dict[str, Any]  # bool, int, float, str, or a list of these or of lists
     tensors: dict[str, GgufTensor]
+
+    @property
+    def file_type(self) -> str | None:
+        """How the file was quantised, such as Q4_K_M, if it says so."""
+        kind = self.metadata.get("general.file_type")
+        return FILE_TYPES.get(kind) if isinstance(kind, int) else None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -25,13 +26,14 @@ from penstock.config.defaults import Divide
 from penstock.config.facts import PoolingFacts
 from penstock.config.wrong_setting import COMMAND_LINE
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, rank_facts
-from penstock.gguf import is_gguf, model_name
+from penstock.gguf import is_gguf, model_name, read_gguf
 from penstock.kernels.native.loader import instruction_sets
 from penstock.prepare.checks import check_start
 from penstock.prepare.device import detect_device
 from penstock.weights.hub import locate_model
 from penstock.weights.packaged import EMBEDDED, MINILM, SMOLLM2, embedded_model, locate_default, packaged_model
 
+_FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 Flags = Mapping[str, Any]  # settings by their names, as a caller has given them
 
 
@@ -42,6 +44,9 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerConfig
     generation: dict[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
     pooling: PoolingFacts | None  # of a model that gives vectors
+    family: str
+    parameters: int
+    quantization: str  # such as Q4_K_M, INT8 or BF16
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,23 @@ class PreparedModel:
             server=self.resolved.server,
             generation=dict(self.generation),
             pooling=self.spec.pooling,
+            family=self.spec.family,
+            parameters=self.facts.num_parameters,
+            quantization=self._quantization,
         )
+
+    @property
+    def _quantization(self) -> str:
+        """What most weights are: in the file, or as --quantization makes them."""
+        if self.resolved.engine.quantization != "none":
+            return self.resolved.engine.quantization.upper()
+        if is_gguf(self.path) and (named := read_gguf(self.path).file_type):
+            return named
+        counts: Counter[str] = Counter()
+        for matrix in self.facts.matrices:
+            for codes in matrix.stored:
+                counts[_FLOATS[self.spec.checkpoint_dtype] if codes is None else codes.name.upper()] += 1
+        return counts.most_common(1)[0][0] if counts else _FLOATS[self.spec.checkpoint_dtype]
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ def served_model(
         texts=texts,
         path=path,
         file_bytes=model_bytes(path),
+        family=answers.family,
+        parameters=answers.parameters,
+        quantization=answers.quantization,
         file_format="gguf" if is_gguf(path) else "safetensors",
     )
 

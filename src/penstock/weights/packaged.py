@@ -72,7 +72,7 @@ SMOLLM2 = PackagedModel(
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     licence="Apache-2.0",
-    # Measured on 30 conversations and 40 prompts (docs/models.md). Sampled answers lose facts of earlier turns, some
+    # Measured on 30 conversations and 40 prompts (docs/models.md). Sampled answers lose facts of earlier turns; some
     # are in another language, so the default is greedy. Without penalties, greedy answers repeat themselves until
     # max_tokens; the frequency penalty ends that. A larger repetition penalty makes the end token less likely, since
     # the prompt has it. top_p is for requests with a temperature: from all tokens, this model samples nonsense.

@@ -9,7 +9,9 @@ import httpx
 import jsonschema
 import pytest
 
+from penstock.frontend import openapi
 from penstock.frontend.http.access import ADMIN_PATHS, OPEN_PATHS
+from penstock.frontend.requests.meanings import MEANINGS
 from penstock.frontend.wires import WIRES
 from tests.described import check_described, json_schemas
 from tests.frontend.conftest import NAME, Site
@@ -44,6 +46,24 @@ async def test_its_references_are_whole_and_names_are_different(site: Site) -> N
         jsonschema.Draft202012Validator.check_schema(schema)
     ids = [operation["operationId"] for methods in spec["paths"].values() for operation in methods.values()]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/api/generate", "/generate"]
+)
+async def test_parameters_say_what_they_mean(site: Site, path: str) -> None:
+    """/docs shows it. A new parameter needs a line in requests/meanings.py."""
+    spec = await document(site)
+    schema = spec["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = spec["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+    silent = [name for name, field in fields.items() if "description" not in field and "$ref" not in field]
+    assert silent == []
+
+
+def test_meanings_are_those_of_parameters_that_there_are() -> None:
+    spec = json.loads(openapi.document(tuple(WIRES), "m"))
+    names = {name for one in spec["components"]["schemas"].values() for name in one.get("properties", {})}
+    assert MEANINGS.keys() <= names
 
 
 def bodies(spec: dict[str, Any]) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:

@@ -1,12 +1,10 @@
 """Reads what a model's headers say: its format, its sizes and the types of its tensors. Reads no weights."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 
 from penstock.families import load_spec
 from penstock.families.hf_config import HFConfig, UnsupportedModel
@@ -15,33 +13,6 @@ from penstock.gguf import GgufFile, is_gguf, read_gguf
 from penstock.gguf.json_file import read_json_object
 from penstock.weights.checkpoint import stored_tensors
 from penstock.weights.files import model_bytes
-
-# Names of general.file_type, which says how a file was made. Source: llama_ftype in llama.cpp's include/llama.h.
-_FILE_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        0: "F32",
-        1: "F16",
-        2: "Q4_0",
-        3: "Q4_1",
-        7: "Q8_0",
-        8: "Q5_0",
-        9: "Q5_1",
-        10: "Q2_K",
-        21: "Q2_K_S",
-        11: "Q3_K_S",
-        12: "Q3_K_M",
-        13: "Q3_K_L",
-        14: "Q4_K_S",
-        15: "Q4_K_M",
-        16: "Q5_K_S",
-        17: "Q5_K_M",
-        18: "Q6_K",
-        25: "IQ4_NL",
-        30: "IQ4_XS",
-        32: "BF16",
-        38: "MXFP4",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -108,8 +79,7 @@ class LocalModelFacts:
         largest = self.types[0].type if self.types else "without tensors"
         if self.gguf is None:
             return f"safetensors {largest}"
-        kind = self.gguf.metadata.get("general.file_type")
-        return f"GGUF {_FILE_TYPES.get(kind, largest) if isinstance(kind, int) else largest}"
+        return f"GGUF {self.gguf.file_type or largest}"
 
     @property
     def parameters(self) -> int:

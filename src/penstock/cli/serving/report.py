@@ -31,6 +31,9 @@ def log_start(
     resolved = prepared.resolved
     for line in _contents(resolved, info):
         log.info(line)
+    ranks, cores = resolved.engine.split.world, prepared.hardware.cores
+    if ranks > cores and resolved.engine.device == "cpu" and resolved.engine.distributed_executor != "ray":
+        log.warning("%d ranks share %d cores and wait for each other: fewer ranks are faster", ranks, cores)
     if prepared.generation:
         values = ", ".join(f"{name} {value:g}" for name, value in prepared.generation.items())
         log.info(

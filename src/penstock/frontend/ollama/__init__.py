@@ -8,7 +8,7 @@ from penstock.frontend.ollama.errors import encode_error
 from penstock.frontend.ollama.fields import ChatFields, GenerateFields, ModelFields
 from penstock.frontend.ollama.generate import read_generate
 from penstock.frontend.ollama.models import greet, list_models, list_running, show_model, show_version
-from penstock.frontend.ollama.store import delete, pull
+from penstock.frontend.ollama.store import copy, create, delete, pull, push
 
 _NDJSON = "application/x-ndjson"
 OPERATIONS = {
@@ -45,6 +45,9 @@ OPERATIONS = {
         request=ModelFields,
         stream=_NDJSON,
     ),
+    "create": Operation(summary="Not supported: answers 403 and what to do instead", answer=None),
+    "copy": Operation(summary="Not supported: answers 403 and what to do instead", answer=None),
+    "push": Operation(summary="Not supported: answers 403 and what to do instead", answer=None),
     "delete": Operation(
         summary="Remove a model that is not served, with --manage-models", request=ModelFields, answer=None
     ),
@@ -52,6 +55,8 @@ OPERATIONS = {
 
 __all__ = [
     "OPERATIONS",
+    "copy",
+    "create",
     "delete",
     "embed",
     "embeddings",
@@ -60,6 +65,7 @@ __all__ = [
     "list_models",
     "list_running",
     "pull",
+    "push",
     "read_chat",
     "read_generate",
     "show_model",

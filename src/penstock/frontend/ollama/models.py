@@ -68,7 +68,11 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
             ),
             "template": "" if template is None else template.source,
             "details": _details(model),
-            "model_info": {"general.architecture": "penstock", "penstock.context_length": model.max_model_len},
+            "model_info": {
+                "general.architecture": model.family,
+                "general.parameter_count": model.parameters,
+                f"{model.family}.context_length": model.max_model_len,
+            },
             "capabilities": capabilities,
             "modified_at": _created(model),
         }
@@ -113,11 +117,16 @@ def _details(model: ServedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": model.file_format,
-        "family": "penstock",
-        "families": ["penstock"],
-        "parameter_size": "",
-        "quantization_level": model.client.info.dtype,
+        "family": model.family,
+        "families": [model.family],
+        "parameter_size": _parameter_size(model.parameters),
+        "quantization_level": model.quantization,
     }
+
+
+def _parameter_size(count: int) -> str:
+    """As Ollama writes it: 134.52M, 8.03B."""
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _created(model: ServedModel) -> str:

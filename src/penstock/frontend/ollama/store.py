@@ -1,4 +1,7 @@
-"""POST /api/pull and DELETE /api/delete: act on the models of the machine if the server allows it."""
+"""POST /api/pull and DELETE /api/delete: act on the models of the machine if the server allows it.
+
+Create, copy and push are refused.
+"""
 
 import asyncio
 import hashlib
@@ -61,6 +64,21 @@ async def delete(body: bytes, context: RequestContext) -> Answer:
     except ValueError as error:
         raise APIError(403, str(error), param="model") from None
     return Answer(b"")
+
+
+async def create(body: bytes, context: RequestContext) -> bytes:
+    """Refuses to make a model. Raises APIError 403 that says what to do instead."""
+    raise APIError(403, "this server creates no models: penstock serve takes a folder or a GGUF file, and its settings")
+
+
+async def copy(body: bytes, context: RequestContext) -> bytes:
+    """Refuses to copy a model. Raises APIError 403 that says what to do instead."""
+    raise APIError(403, "this server copies no models: --served-model-name NAME,NAME gives a model several names")
+
+
+async def push(body: bytes, context: RequestContext) -> bytes:
+    """Refuses to upload a model. Raises APIError 403 that says what to do instead."""
+    raise APIError(403, "this server uploads no models: use the command hf upload of huggingface_hub")
 
 
 def _not_served(context: RequestContext, name: str) -> APIError | None:

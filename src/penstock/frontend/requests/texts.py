@@ -61,8 +61,6 @@ async def encode_texts(
     """
     model = context.model
     limits = _Limits(param, len(texts) > 1, model.max_model_len, cut, cut_second)
-    if cut is not None:
-        texts = [_cut_characters(text, second, cut) for text, second in texts]
     sizes = [_size(text, second, limits, i) for i, (text, second) in enumerate(texts)]
     chars, limit = sum(sizes), 2 * context.limits.max_body_bytes
     if chars > limit:  # a query is encoded once for each document
@@ -81,12 +79,6 @@ async def encode_texts(
         else:
             found += await offload_if_large(partial(_encode, model.encoder, questions, group, limits), size)
     return found
-
-
-def _cut_characters(text: str, second: str | None, tokens: int) -> tuple[str, str | None]:
-    """Cuts the end of a text, or of the second of a pair, that lies behind its first `tokens` tokens in any case."""
-    most = CHARS_PER_TOKEN * tokens
-    return (text[:most], None) if second is None else (text, second[: max(most - len(text), 1)])
 
 
 def _size(text: str, second: str | None, limits: _Limits, index: int) -> int:

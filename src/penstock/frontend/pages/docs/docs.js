@@ -35,6 +35,9 @@ function rangeOf({ minimum, maximum }) {
   return maximum < 1e6 ? `, ${minimum} to ${maximum}` : minimum > -1e6 && `, ${minimum} or more`;
 }
 
+// A default that is a value. Of others, the description says what holds.
+const defaultOf = ({ default: value }) => (value === undefined || value === null || value === "" ? "" : `, default ${JSON.stringify(value)}`);
+
 // Returns [name, schema] for each object in a schema that lists its fields.
 function objects(spec, schema, name) {
   const [found, own] = resolve(spec, schema);
@@ -51,7 +54,7 @@ function Fields({ spec, schema, depth = 0 }) {
       const inner = depth < 3 ? objects(spec, field, name) : [];
       return html`<tr>
         <th scope="row"><code>${name}</code>${required.has(name) && html`<em>required</em>`}</th>
-        <td><span class="type">${typeOf(field)}${rangeOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
+        <td><span class="type">${typeOf(field)}${rangeOf(field)}${defaultOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
           ${inner.map(([title, one]) => html`<details><summary>${title}</summary><${Fields} spec=${spec} schema=${one} depth=${depth + 1} /></details>`)}</td>
       </tr>`;
     })}</tbody>
@@ -65,6 +68,7 @@ function formFlags(schema) {
 }
 
 function example(operation, model) {
+  if (operation.responses["101"]) return `websocat ${location.origin.replace(/^http/, "ws")}${operation.path}`; // curl opens no WebSocket
   const body = operation.requestBody?.content["application/json"]?.example;
   const form = formFlags(operation.requestBody?.content["multipart/form-data"]?.schema);
   const key = readKey() && operation.security?.length !== 0 ? ` \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"` : "";
@@ -72,6 +76,13 @@ function example(operation, model) {
   const data = body ? ` \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'` : form && ` \\\n ${form}`;
   const path = operation.path.replace("{model}", () => encodeURI(model) || "{model}").replace("{version}", "1");
   return `curl${method} ${location.origin}${path}${key}${data}`;
+}
+
+// What a search looks through: the route, and its parameters.
+function textOf(spec, { method, path, summary, requestBody }) {
+  const [content] = Object.values(requestBody?.content ?? {});
+  const [schema] = resolve(spec, content?.schema);
+  return `${method} ${path} ${summary} ${Object.keys(schema.properties ?? {}).join(" ")}`.toLowerCase();
 }
 
 // A path that may continue in the next line from a slash on.
@@ -115,7 +126,7 @@ function App() {
     if (spec && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   }, [spec]);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = spec ? operations(spec).filter((one) => words.every((word) => `${one.method} ${one.path} ${one.summary}`.toLowerCase().includes(word))) : [];
+  const all = spec ? operations(spec).filter((one) => words.every((word) => textOf(spec, one).includes(word))) : [];
   const tags = [...new Set(all.map((operation) => operation.tags[0]))];
   const titleOf = (tag) => TITLES[tag] ?? tag;
   return html`<${Header} model=${model} />
