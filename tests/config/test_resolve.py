@@ -92,6 +92,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         request_timeout=20.0,
         first_token_timeout=2.5,
         log_format="json",
+        log_level="debug",
+        access_log=0.25,
+        vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
         generation_config="none",
     )
@@ -123,6 +126,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         depth=2,
         step_deadline=3.0,
         log_format="json",
+        log_level="debug",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -159,6 +163,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         request_timeout=20.0,
         first_token_timeout=2.5,
         log_format="json",
+        log_level="debug",
+        access_log=0.25,
+        vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}

@@ -49,5 +49,8 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     thinking_budget: int | None = DEFAULTS["thinking_budget"]  # most tokens of reasoning in an answer
     otlp_endpoint: str = DEFAULTS["otlp_endpoint"]  # URL of an OpenTelemetry collector
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
+    log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]
+    access_log: float = DEFAULTS["access_log"]  # the share of answered requests that the log shows
+    vllm_metrics: bool = DEFAULTS["vllm_metrics"]  # series have vLLM's names, too
     shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
     sleep_after: float | None = DEFAULTS["sleep_after"]  # seconds without a request after which the engine sleeps

@@ -199,6 +199,13 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "Logs and traces": (
         Setting("log_format", choice("text", "json"), "Format of log lines, json for log collectors", "text",
                 "for people", more="[monitoring.md](monitoring.md#logs)"),
+        Setting("log_level", choice("debug", "info", "warning", "error"), "Least level of log lines", "info",
+                "starts, ends and requests are shown"),
+        Setting("access_log", Kind("number", "SHARE", least=0, most=1),
+                "Share of answered requests in the log, 0 for none; those with an error status are always there",
+                1.0, "each request has its line", words="1, all"),
+        Setting("vllm_metrics", SWITCH, "Show metrics also under vLLM's names", True,
+                "dashboards and routers made for vLLM find theirs", words="on"),
         Setting("otlp_endpoint", text("URL"), "Send a trace of each request to this OpenTelemetry collector, over HTTP",
                 "", "no traces are sent", more="[monitoring.md](monitoring.md#traces)"),
         Setting("event_log", text("FILE"), "Write the scheduler's events, with token ids, for penstock replay", "",

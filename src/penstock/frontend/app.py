@@ -93,6 +93,7 @@ def create_app(
         quiet=[_shown(route.path) for route in routes if not route.logged],
         retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
         background=background,
+        logged_share=config.access_log,
     )
 
 

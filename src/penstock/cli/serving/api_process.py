@@ -156,7 +156,8 @@ async def _end(model: ServedModel) -> None:
 
 
 async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:
-    dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.number}")
+    config = start.answers.server
+    dropped_lines = configure_logging(config.log_level, config.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     orders: dict[str, Callable[..., object]] = {

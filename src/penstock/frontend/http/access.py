@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import random
 import re
 import secrets
 import time
@@ -46,6 +47,7 @@ KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol th
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
 _CLIENT_GONE = 499  # the client disconnected; nginx's code, for metrics and logs, never sent
+_ERRORS = 400  # the least status of an error
 _SHOWN_PATH = 200  # bytes of a path in the log
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
@@ -115,6 +117,7 @@ class Access:
         is_page: Callable[[bytes], bool],
         quiet: Collection[str],
         background: Background | None,
+        logged_share: float,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -124,7 +127,7 @@ class Access:
         `bodies` is the budget of bodies, `unread` that of large answers. Pages of `cors_origins` may
         send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
-        is served.
+        is served. `logged_share` of the requests without an error status are logged.
         """
         self.models = models
         self.lifecycle = lifecycle
@@ -142,6 +145,7 @@ class Access:
         self._cors = Cors(cors_origins)
         self._is_page = is_page
         self._quiet = frozenset(quiet)
+        self._logged_share = logged_share
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
@@ -305,6 +309,7 @@ class Access:
             route.encode() in OPEN_PATHS
             or (route in self._quiet and code == 200)
             or not _log.isEnabledFor(logging.INFO)
+            or (code < _ERRORS and random.random() >= self._logged_share)
         ):
             return
         fields = {
@@ -317,6 +322,7 @@ class Access:
         }
         if info.answer_id:
             fields["answer_id"] = info.answer_id
+        fields |= info.shown
         _log.info("request", extra={"fields": fields})
 
 

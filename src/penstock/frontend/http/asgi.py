@@ -49,6 +49,7 @@ class RequestInfo(msgspec.Struct):
     tenant: str = ""  # identifies the API key; "" without keys
     answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
     trace: RequestTrace | None = None  # of a request that is traced
+    shown: Mapping[str, Any] = MappingProxyType({})  # what its line in the log says besides, by field
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 
