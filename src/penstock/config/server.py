@@ -37,6 +37,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     api_key: str | None = DEFAULTS["api_key"]
     admin_key: str | None = DEFAULTS["admin_key"]  # of the operator's routes
     allowed_host: tuple[str, ...] = DEFAULTS["allowed_host"]  # names in the Host header, besides those of loopback
+    trusted_proxy: tuple[str, ...] = DEFAULTS["trusted_proxy"]  # addresses and networks
     tls_certificate: str = DEFAULTS["tls_certificate"]  # PEM file; "": HTTP without TLS
     tls_key: str = DEFAULTS["tls_key"]  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser

@@ -131,6 +131,10 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 words="any name; on loopback without a key only loopback's",
                 more="In a file or a variable, with commas between them. A request with another name in its `Host` "
                 "header is refused"),
+        Setting("trusted_proxy", Kind("list", "ADDRESS"),
+                "Proxy whose X-Forwarded-For names the client in the log; repeatable", (),
+                "the log shows the other end of the connection", words="none",
+                more="An address or a network such as `10.0.0.0/8`. In a file or a variable, with commas between them"),
         Setting("allow_insecure_bind", ONE_WAY, "Allow other addresses than loopback without an API key", False,
                 "other machines need a key"),
         Setting("tls_certificate", text("FILE"), "Certificate and its chain in PEM: serve HTTPS, and no HTTP", "",

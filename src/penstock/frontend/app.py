@@ -18,6 +18,7 @@ from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import answer_budget, body_budget
+from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
 from penstock.frontend.registry import ModelRegistry
@@ -94,6 +95,7 @@ def create_app(
         retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
         background=background,
         logged_share=config.access_log,
+        proxies=TrustedProxies(config.trusted_proxy),
     )
 
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
@@ -28,6 +28,7 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
+from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
@@ -118,6 +119,7 @@ class Access:
         quiet: Collection[str],
         background: Background | None,
         logged_share: float,
+        proxies: TrustedProxies,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -127,7 +129,8 @@ class Access:
         `bodies` is the budget of bodies, `unread` that of large answers. Pages of `cors_origins` may
         send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
-        is served. `logged_share` of the requests without an error status are logged.
+        is served. `logged_share` of the requests without an error status are logged, with
+        the client's address as `proxies` finds it.
         """
         self.models = models
         self.lifecycle = lifecycle
@@ -146,6 +149,7 @@ class Access:
         self._is_page = is_page
         self._quiet = frozenset(quiet)
         self._logged_share = logged_share
+        self._proxies = proxies
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
@@ -288,7 +292,7 @@ class Access:
     def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:
         """Counts and logs a message that is not a request in HTTP. Returns the body of the error answer."""
         self._metrics.http_request("other", "other", error.status)
-        fields = {"client": _address(client), "status": error.status, "error": error.message}
+        fields = {"client": address_of(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
         return self._encode_error(error, None).body
 
@@ -313,7 +317,7 @@ class Access:
         ):
             return
         fields = {
-            "client": _address(scope.get("client")),
+            "client": self._proxies.client(scope),
             "method": method,
             "path": _shown_path(scope),
             "status": code,
@@ -360,14 +364,6 @@ def _handshake_send(send: Send) -> Send:
         return send(message)
 
     return sends
-
-
-def _address(client: Sequence[Any] | None) -> str:
-    """The address and port of a connection's other end: the client's, or the last proxy's."""
-    if client is None:
-        return "unknown"
-    host, port = client[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _shown_path(scope: Scope) -> str:
