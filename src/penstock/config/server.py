@@ -35,6 +35,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     api_processes: int = DEFAULTS["api_processes"]  # that speak HTTP
     grpc_port: int | None = DEFAULTS["grpc_port"]  # of KServe's gRPC service
     api_key: str | None = DEFAULTS["api_key"]
+    api_key_file: str = DEFAULTS["api_key_file"]  # of more keys; "": none
     admin_key: str | None = DEFAULTS["admin_key"]  # of the operator's routes
     allowed_host: tuple[str, ...] = DEFAULTS["allowed_host"]  # names in the Host header, besides those of loopback
     trusted_proxy: tuple[str, ...] = DEFAULTS["trusted_proxy"]  # addresses and networks

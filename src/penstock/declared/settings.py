@@ -122,6 +122,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "Access": (
         Setting("api_key", text("KEY"), "Key that clients must send. Better set PENSTOCK_API_KEY", None,
                 "no key is required", secret=True),
+        Setting("api_key_file", text("FILE"), "File of more keys, read again at SIGHUP: KEY or NAME KEY a line",
+                "", "there is at most the key of --api-key", words="none", more="[keys](operations.md#api-keys)"),
         Setting("admin_key", text("KEY"), "Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY", None,
                 "on loopback without an API key none is required; else there are no such routes",
                 more="Without it, [these](operations.md#reload) need none on loopback if there is no API key, and are "

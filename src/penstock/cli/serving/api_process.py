@@ -196,6 +196,7 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     follower = Follower(serving, mux, supervisor)
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
+    orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:

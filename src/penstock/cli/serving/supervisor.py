@@ -175,6 +175,7 @@ class Supervisor:
         if self._tls is not None:
             self._versions.order("read_certificate")
             asyncio.get_running_loop().run_in_executor(None, self._tls.reload)
+        self._versions.order("read_keys")
         try:
             log.info("SIGHUP: %s", await self._reloads.reload())
         except APIError as error:

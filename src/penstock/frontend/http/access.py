@@ -28,6 +28,7 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
+from penstock.frontend.http.keys import ApiKeys, Holder
 from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
@@ -104,7 +105,7 @@ class Access:
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
-        api_key: str | None,
+        keys: ApiKeys,
         admin_key: str | None,
         is_local: bool,
         allowed_hosts: Sequence[str],
@@ -141,7 +142,7 @@ class Access:
         self._app = app
         self._metrics = metrics
         self.limits = limits
-        self._key = _digest(api_key.encode()) if api_key else None
+        self.keys = keys
         self._is_local = is_local
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
@@ -201,14 +202,16 @@ class Access:
                 return
             is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
-            if (origin is None and (is_socket or self._key is None)) or is_admin:
+            if (origin is None and (is_socket or not self.keys.required)) or is_admin:
                 check_site(scope)
             if is_admin:
                 self._check_admin(bearer(scope))
                 request_info(scope).admin = True
                 await self._app(scope, receive, send)
                 return
-            request_info(scope).tenant = self._tenant(bearer(scope))
+            holder = self._holder(bearer(scope))
+            info = request_info(scope)
+            info.tenant, info.key = holder
             self._check_open()
             await (self._socket if is_socket else self._in_flight)(scope, receive, send)
 
@@ -241,7 +244,7 @@ class Access:
 
     def check_key(self, headers: Headers) -> None:
         """Raises APIError 401 if requests with these headers have no valid key."""
-        self._tenant(bearer({"headers": headers}))
+        self._holder(bearer({"headers": headers}))
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
@@ -280,14 +283,12 @@ class Access:
         if self._admin is not None and not hmac.compare_digest(_digest(key), self._admin):
             raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
-    def _tenant(self, key: bytes) -> str:
-        """A name for the key's holder, or "" if no key is set. Raises APIError 401."""
-        if self._key is None:
-            return ""
-        digest = _digest(key)
-        if not hmac.compare_digest(digest, self._key):
+    def _holder(self, key: bytes) -> Holder:
+        """Raises APIError 401."""
+        holder = self.keys.holder(key)
+        if holder is None:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
-        return _tenant_of(digest)
+        return holder
 
     def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:
         """Counts and logs a message that is not a request in HTTP. Returns the body of the error answer."""
@@ -326,17 +327,10 @@ class Access:
         }
         if info.answer_id:
             fields["answer_id"] = info.answer_id
+        if info.key:
+            fields["key"] = info.key
         fields |= info.shown
         _log.info("request", extra={"fields": fields})
-
-
-def tenant_of(key: str | None) -> str:
-    """The name of a key's holder, which owns what is stored. "" without keys."""
-    return "" if key is None else _tenant_of(_digest(key.encode()))
-
-
-def _tenant_of(digest: bytes) -> str:
-    return digest.hex()[:16]
 
 
 def _digest(key: bytes) -> bytes:
