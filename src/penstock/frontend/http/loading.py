@@ -23,7 +23,7 @@ _CONNECTIONS = 1024  # at a time; the next ones are closed
 _ERROR = APIError(
     503,
     "the server is loading its model; try again later, or when GET /readyz answers 200",
-    code="loading",
+    code="model_loading",
     retry_after=RETRY_AFTER,
 )
 
