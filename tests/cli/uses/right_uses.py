@@ -38,7 +38,7 @@ SAMPLING = (
 HUB = f"{HUB_MODEL} --revision main"
 
 PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
-    f"plan tiny {ONE_RANK} {SERVER} --no-deterministic --no-enforce-eager --no-expert-parallel --json plan.json",
+    f"plan tiny {ONE_RANK} {SERVER} --no-deterministic --no-vllm-metrics --no-enforce-eager --no-expert-parallel --json plan.json",
     f"plan --model tiny {RANKS}",
     f"plan tiny --hardware 2xH100 --link 25GB/s {GPU} --no-enforce-eager",
     "plan tiny --hardware 1xH100 --device cuda --enforce-eager",
