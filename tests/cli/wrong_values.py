@@ -70,6 +70,15 @@ _MODEL: Wrong = (
 )
 
 SHARED: Mapping[str, Wrong] = {
+    "--access-log": (("some", "a number from 0 to 1"), ("1.5", "from 0 to 1"), ("-1", "from 0 to 1"), ("", "from 0")),
+    "--api-key-file": ((NO_FILE, "name a file of keys"), (FOLDER, "name a file of keys"), *_EMPTY),
+    "--log-level": (("loud", "give debug, info, warning or error"), ("", "give debug")),
+    "--trusted-proxy": (
+        ("proxy.example", "give one such as 127.0.0.1 or 10.0.0.0/8"),
+        ("10.0.0.1/8", "is no address and no network"),
+        ("", "is no address and no network"),
+    ),
+    "--vllm-metrics": SWITCH,
     "--allow-insecure-bind": SWITCH,
     "--admin-key": _KEY,
     "--allowed-host": (

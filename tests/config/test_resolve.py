@@ -43,6 +43,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         api_key="secret",
         admin_key="operator",
         allowed_host="llm.example.com",
+        trusted_proxy="127.0.0.1, 10.0.0.0/8",
+        api_key_file="keys",
         sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
@@ -93,6 +95,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         request_timeout=20.0,
         first_token_timeout=2.5,
         log_format="json",
+        log_level="debug",
+        access_log=0.25,
+        vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
         generation_config="none",
     )
@@ -124,6 +129,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         depth=2,
         step_deadline=3.0,
         log_format="json",
+        log_level="debug",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -135,6 +141,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         api_key="secret",
         admin_key="operator",
         allowed_host=("llm.example.com",),
+        trusted_proxy=("127.0.0.1", "10.0.0.0/8"),
+        api_key_file="keys",
         sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
@@ -161,6 +169,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         request_timeout=20.0,
         first_token_timeout=2.5,
         log_format="json",
+        log_level="debug",
+        access_log=0.25,
+        vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}

@@ -1,6 +1,8 @@
 """What requests leave in metrics and logs: numbers and names, never what a user wrote."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -59,6 +61,45 @@ async def test_metrics_of_requests(site: Site) -> None:
     }
     assert SECRET not in text
     assert SECRET.split()[1] not in text
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines about requests."""
+    return [record.fields for record in caplog.records if record.name == "penstock.access"]  # type: ignore[attr-defined]
+
+
+async def test_the_line_of_a_request_says_what_it_cost(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.says("hello stop world")
+    with caplog.at_level(logging.INFO, "penstock.access"):
+        await site.post("/v1/completions", prompt=[60, 61, 62], n=2, max_tokens=2)
+        await site.events("/v1/chat/completions", **CHAT, stop="stop")
+        messages = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 2}
+        await site.http.post("/v1/messages", json={**messages, "stream": True})
+        site.engine.row_error_after = 0
+        await site.http.post("/v1/completions", json={"prompt": "x"})
+        await site.http.get("/v1/models")
+    lines = lines_of(caplog)
+    assert [line["model"] for line in lines[:4]] == ["tiny"] * 4
+    counts = ("prompt_tokens", "completion_tokens", "finish_reason")
+    assert tuple(lines[0][name] for name in counts) == (3, 4, "length,length")
+    assert lines[1]["finish_reason"] == "stop" and lines[1]["first_token_seconds"] >= 0
+    assert lines[2]["finish_reason"] == "length" and lines[2]["completion_tokens"] == 2
+    assert (lines[3]["status"], lines[3]["finish_reason"]) == (500, "error")
+    assert "model" not in lines[4]
+    assert SECRET not in str(lines)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 60, 140), (1.0, 200, 200)])
+async def test_a_share_of_the_requests_is_logged_and_every_error(
+    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture, share: float, least: int, most: int
+) -> None:
+    site = make_site(access_log=share)
+    with caplog.at_level(logging.INFO, "penstock.access"):
+        for _ in range(200):
+            await site.http.get("/v1/models")
+        await site.http.get("/nothing")
+    statuses = [line["status"] for line in lines_of(caplog)]
+    assert statuses.count(404) == 1 and least <= statuses.count(200) <= most
 
 
 async def test_a_refused_request_is_in_no_latency(site: Site) -> None:

@@ -73,6 +73,14 @@ def samples(metrics: Metrics) -> dict[str, float]:
     }
 
 
+def test_vllms_names_can_be_left_out(engine: Engine) -> None:
+    both, ours = Metrics(CollectorRegistry()), Metrics(CollectorRegistry(), vllm_names=False)
+    for each in (both, ours):
+        each.model("m", engine)
+    assert set(samples(ours)) == {name for name in samples(both) if not name.startswith("vllm:")}
+    assert len(samples(ours)) < len(samples(both)) * 2 / 3
+
+
 @pytest.mark.parametrize("prefix", ["penstock_", "vllm:"])
 def test_the_engines_numbers_are_read_at_the_scrape(
     metrics: Metrics, model: ModelMetrics, engine: Engine, prefix: str

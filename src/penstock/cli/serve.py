@@ -59,7 +59,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
         import uvloop
 
-        dropped_lines = configure_logging(style=prepared.resolved.server.log_format)
+        dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
         show_memory(prepared.resolved)
         try:
             if supervisor is None:
@@ -146,7 +146,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         client = await connecting
     costs = cost_model(prepared, prepared.hardware)
     served = served_model(prepared.answers, client, tokenizer, costs, loaded.texts)
-    metrics, server = Metrics(CollectorRegistry(), dropped_lines), prepared.resolved.server
+    server = prepared.resolved.server
+    metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     grpc = None
     if start.grpc_sock is not None:
         grpc = _address(start.grpc_sock)

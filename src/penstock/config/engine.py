@@ -47,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     incarnation: int = 1
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
-    log_level: Literal["info", "warning"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]
     step_deadline: float = DEFAULTS["step_deadline"]  # seconds
 
     @property

@@ -1,5 +1,7 @@
-"""The web origins that may use a server from a browser, and the names under which it is reached."""
+"""The web origins that may use a server from a browser, the names under which it is reached, and
+the proxies before it."""
 
+import ipaddress
 import re
 from typing import Any
 
@@ -35,6 +37,23 @@ def read_hosts(value: Any) -> Any:
                 f"{name[:100]!r} is no host name; give one without scheme and port, such as llm.example.com"
             )
     return tuple(dict.fromkeys(name.strip("[]") for name in names))
+
+
+def read_networks(value: Any) -> Any:
+    """Returns the addresses and networks of a setting: a list, or a text with commas. Raises ValueError."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(network, str) for network in given):
+        raise ValueError("give addresses or networks, such as 127.0.0.1 or 10.0.0.0/8")
+    if len(given) > MAX_ORIGINS:
+        raise ValueError(f"{len(given)} addresses are given; the limit is {MAX_ORIGINS}: give fewer, or their network")
+    for network in (names := [network.strip() for network in given]):
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
+            raise ValueError(
+                f"{network[:100]!r} is no address and no network; give one such as 127.0.0.1 or 10.0.0.0/8"
+            ) from None
+    return tuple(dict.fromkeys(names))
 
 
 def _checked(origin: str) -> str:

@@ -162,7 +162,8 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
             "set --tls-certificate, or leave it out"
         )
-    if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
+    has_key = values["api_key"] or values["api_key_file"]
+    if not (has_key or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"

@@ -35,8 +35,10 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     api_processes: int = DEFAULTS["api_processes"]  # that speak HTTP
     grpc_port: int | None = DEFAULTS["grpc_port"]  # of KServe's gRPC service
     api_key: str | None = DEFAULTS["api_key"]
+    api_key_file: str = DEFAULTS["api_key_file"]  # of more keys; "": none
     admin_key: str | None = DEFAULTS["admin_key"]  # of the operator's routes
     allowed_host: tuple[str, ...] = DEFAULTS["allowed_host"]  # names in the Host header, besides those of loopback
+    trusted_proxy: tuple[str, ...] = DEFAULTS["trusted_proxy"]  # addresses and networks
     tls_certificate: str = DEFAULTS["tls_certificate"]  # PEM file; "": HTTP without TLS
     tls_key: str = DEFAULTS["tls_key"]  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
@@ -50,5 +52,8 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     thinking_budget: int | None = DEFAULTS["thinking_budget"]  # most tokens of reasoning in an answer
     otlp_endpoint: str = DEFAULTS["otlp_endpoint"]  # URL of an OpenTelemetry collector
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
+    log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]
+    access_log: float = DEFAULTS["access_log"]  # the share of answered requests that the log shows
+    vllm_metrics: bool = DEFAULTS["vllm_metrics"]  # series have vLLM's names, too
     shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
     sleep_after: float | None = DEFAULTS["sleep_after"]  # seconds without a request after which the engine sleeps

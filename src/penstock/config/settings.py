@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from penstock.config.origins import read_hosts, read_origins
+from penstock.config.origins import read_hosts, read_networks, read_origins
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
 from penstock.declared.setting import Setting
@@ -46,6 +46,7 @@ _SPECIAL: Mapping[str, Any] = {
     "api_key": _KEY,
     "admin_key": _KEY,
     "allowed_host": Annotated[tuple[str, ...], BeforeValidator(read_hosts)],
+    "trusted_proxy": Annotated[tuple[str, ...], BeforeValidator(read_networks)],
     "cors_origin": Annotated[tuple[str, ...], BeforeValidator(read_origins)],
     "wires": Annotated[str, BeforeValidator(_wires)],
 }

@@ -121,6 +121,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "Access": (
         Setting("api_key", text("KEY"), "Key that clients must send. Better set PENSTOCK_API_KEY", None,
                 "no key is required", secret=True),
+        Setting("api_key_file", text("FILE"), "File of more keys, read again at SIGHUP: KEY or NAME KEY a line",
+                "", "there is at most the key of --api-key", words="none", more="[keys](operations.md#api-keys)"),
         Setting("admin_key", text("KEY"), "Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY", None,
                 "on loopback without an API key none is required; else there are no such routes",
                 more="Without it, [these](operations.md#reload) need none on loopback if there is no API key, and are "
@@ -130,6 +132,10 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 words="any name; on loopback without a key only loopback's",
                 more="In a file or a variable, with commas between them. A request with another name in its `Host` "
                 "header is refused"),
+        Setting("trusted_proxy", Kind("list", "ADDRESS"),
+                "Proxy whose X-Forwarded-For names the client in the log; repeatable", (),
+                "the log shows the other end of the connection", words="none",
+                more="An address or a network such as `10.0.0.0/8`. In a file or a variable, with commas between them"),
         Setting("allow_insecure_bind", ONE_WAY, "Allow other addresses than loopback without an API key", False,
                 "other machines need a key"),
         Setting("tls_certificate", text("FILE"), "Certificate and its chain in PEM: serve HTTPS, and no HTTP", "",
@@ -202,6 +208,13 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "Logs and traces": (
         Setting("log_format", choice("text", "json"), "Format of log lines, json for log collectors", "text",
                 "for people", more="[monitoring.md](monitoring.md#logs)"),
+        Setting("log_level", choice("debug", "info", "warning", "error"), "Least level of log lines", "info",
+                "starts, ends and requests are shown"),
+        Setting("access_log", Kind("number", "SHARE", least=0, most=1),
+                "Share of answered requests in the log, 0 for none; those with an error status are always there",
+                1.0, "each request has its line", words="1, all"),
+        Setting("vllm_metrics", SWITCH, "Show metrics also under vLLM's names", True,
+                "dashboards and routers made for vLLM find theirs", words="on"),
         Setting("otlp_endpoint", text("URL"), "Send a trace of each request to this OpenTelemetry collector, over HTTP",
                 "", "no traces are sent", more="[monitoring.md](monitoring.md#traces)"),
         Setting("event_log", text("FILE"), "Write the scheduler's events, with token ids, for penstock replay", "",

@@ -16,9 +16,11 @@ from starlette.routing import BaseRoute, Route
 from penstock.config import ServerConfig
 from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
-from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
+from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header
 from penstock.frontend.http.buffers import answer_budget, body_budget
+from penstock.frontend.http.keys import ApiKeys
+from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
 from penstock.frontend.registry import ModelRegistry
@@ -60,7 +62,8 @@ def create_app(
     bodies, unread = body_budget(limits), answer_budget(limits)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
-    background = _background(config, limits, models, storage, siblings)
+    keys = ApiKeys(config.api_key, config.api_key_file)
+    background = _background(keys, limits, models, storage, siblings, config.seed)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
     site = Site(models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings)
     wires = [wire for wire in WIRES if wire.name in config.wires]
@@ -73,14 +76,14 @@ def create_app(
     errors = _Errors(paths, template, limits.retry_after)
     errors.answer_for(rest)
     routes = [route for wire in wires for route in wire.routes]
-    is_local = not config.api_key and config.host.strip("[]") in _LOOPBACK
+    is_local = not keys.required and config.host.strip("[]") in _LOOPBACK
     return Access(
         _Dispatch(paths, rest),
         models=models,
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
-        api_key=config.api_key,
+        keys=keys,
         admin_key=config.admin_key,
         is_local=is_local,
         allowed_hosts=(*_LOOPBACK, *config.allowed_host) if is_local or config.allowed_host else (),
@@ -94,15 +97,18 @@ def create_app(
         quiet=[_shown(route.path) for route in routes if not route.logged],
         retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
         background=background,
+        logged_share=config.access_log,
+        proxies=TrustedProxies(config.trusted_proxy),
     )
 
 
 def _background(
-    config: ServerConfig,
+    keys: ApiKeys,
     limits: RequestLimits,
     models: ModelRegistry,
     storage: Database | None,
     siblings: Siblings | None,
+    seed: int | None,
 ) -> Background | None:
     """The batches, which the first API process runs. The other processes only close their storage at the end."""
     if storage is None:
@@ -112,10 +118,10 @@ def _background(
     from penstock.frontend.jobs.places import BatchPlaces
     from penstock.frontend.jobs.runner import BatchRunner
 
-    local = LocalRequests(models, limits, config.seed, priority=limits.max_priority + LATER_PRIORITY)
+    local = LocalRequests(models, limits, seed, priority=limits.max_priority + LATER_PRIORITY)
     places = BatchPlaces(local.capacity, local.others)
     fresh = siblings is None or siblings.fresh
-    return BatchRunner(storage, tenant_of(config.api_key), local, limits, places, fresh)
+    return BatchRunner(storage, keys, local, limits, places, fresh)
 
 
 def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlette:

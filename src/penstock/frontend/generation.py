@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.observe.tracing import RequestTrace
 from penstock.text import OutputText
 
 _FAILED = ("error", "abort")
+_SHOWN_REASONS = 8  # choices whose finish reasons the log shows
 
 
 class PromptPart(msgspec.Struct, frozen=True):
@@ -111,6 +112,8 @@ class Generation:
         self._operation = operation
         self._clock = clock
         self._start = start
+        self._model = model.name
+        self._reasons: list[FinishReason] = []  # of the choices that have ended, up to _SHOWN_REASONS
         self._progress: list[_Progress] = []
         first = 0
         for part in parts:
@@ -118,6 +121,18 @@ class Generation:
             self._progress.append(_Progress(part, [_ChoiceState(first + i, text) for i, text in enumerate(texts)]))
             first += part.request.n
         self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts))
+
+    def shown(self) -> dict[str, Any]:
+        """The fields of the request's line in the log: names and numbers. Counts are what there is so far."""
+        used = self.usage
+        return {
+            "model": self._model,
+            "prompt_tokens": used.prompt_tokens,
+            "cached_tokens": used.cached_tokens,
+            "completion_tokens": used.completion_tokens,
+            "first_token_seconds": round(used.first_token_seconds, 4),
+            "finish_reason": ",".join(self._reasons) or "none",
+        }
 
     async def updates(self, gather: int = 1) -> AsyncGenerator[ChoiceUpdate, None]:
         """Yields updates in the order of the engine's deltas. Closing the generator early aborts the requests.
@@ -151,8 +166,10 @@ class Generation:
             if self._trace is not None:
                 used = self.usage
                 self._trace.usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
-            if reason is not None:
-                self._metrics.choices_cut_short(reason, sum(progress.unfinished for progress in self._progress))
+            unfinished = sum(progress.unfinished for progress in self._progress)
+            if reason is not None and unfinished:
+                self._metrics.choices_cut_short(reason, unfinished)
+                self._reasons.append(reason)
 
     def _engine(self, progress: _Progress, gather: int) -> AsyncGenerator[TokenDelta, None]:
         part = progress.part
@@ -247,6 +264,8 @@ class Generation:
     def _end(self, progress: _Progress, choice: _ChoiceState, reason: FinishReason) -> None:
         choice.ended = True
         progress.unfinished -= 1
+        if len(self._reasons) < _SHOWN_REASONS:
+            self._reasons.append(reason)
         if self._trace is not None:
             self._trace.reasons.append(reason)
         self._metrics.choice_finished(self._operation, reason, choice.tokens, choice.last - choice.first)

@@ -237,10 +237,13 @@ class _GenerateRoute(_Route):
         """Returns the whole answer; None if it was streamed."""
         model, metrics = call.context.model, call.context.metrics
         generation = Generation(model, call.parts, metrics, call.operation, info.start, info.request_id, info.trace)
-        if call.stream:
-            await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep, call.headers)
-            return None
-        return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
+        try:
+            if call.stream:
+                await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep, call.headers)
+                return None
+            return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
+        finally:
+            info.shown = generation.shown()
 
 
 class _AnswerRoute(_Route):

@@ -22,7 +22,7 @@ from penstock.observe.processes import usage
 from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves, sleeps
 
 T = TypeVar("T")
-_PREFIXES = ("penstock_", "vllm:")
+_OURS, _VLLM = "penstock_", "vllm:"
 _IDLE = EngineStats()
 RELOADS = ("done", "unchanged", "refused", "failed")  # the results of reloads
 STORAGE_ERRORS = ("full", "unavailable")  # the reasons for which something could not be stored or read
@@ -44,9 +44,12 @@ class Metrics:
         registry: CollectorRegistry,
         dropped_lines: Callable[[], int] = lambda: 0,
         processes: Callable[[], tuple[int, float]] | None = None,
+        *,
+        vllm_names: bool = True,
     ) -> None:
         """`dropped_lines` returns the number of log lines dropped so far. `processes` returns the resident bytes and
-        the processor seconds of the server's processes; None: it has only this one."""
+        the processor seconds of the server's processes; None: it has only this one. With `vllm_names`, series of
+        models have vLLM's names, too."""
         self.registry = registry
         self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
         self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
@@ -56,7 +59,7 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
-        registry.register(_Collector(_ModelSeries(self._models).collect))
+        registry.register(_Collector(_ModelSeries(self._models, vllm_names=vllm_names).collect))
         registry.register(_Collector(self._server))
         if processes is None:
             ProcessCollector(registry=registry)
@@ -187,8 +190,9 @@ def _processes(usage: Callable[[], tuple[int, float]]) -> Iterator[Metric]:
 class _ModelSeries:
     """The series of all models."""
 
-    def __init__(self, models: dict[str, ModelMetrics]) -> None:
+    def __init__(self, models: dict[str, ModelMetrics], *, vllm_names: bool) -> None:
         self._models = models
+        self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}
@@ -196,12 +200,13 @@ class _ModelSeries:
         load = {model.name: stats[model.name] if serves(model.engine) else _IDLE for model in self._models.values()}
         for model in self._models.values():
             model.observe_steps(stats[model.name])
-        for prefix in _PREFIXES:
+        for prefix in (_OURS, _VLLM) if self._vllm_names else (_OURS,):
             yield from self._gauges(prefix, load)
             yield from self._counters(prefix, stats)
             yield from self._histograms(prefix)
         yield from self._machine(load)
-        yield from self._absent()
+        if self._vllm_names:
+            yield from self._absent()
         yield from self._genai()
 
     def _gauges(self, prefix: str, load: dict[str, EngineStats]) -> Iterator[Metric]:

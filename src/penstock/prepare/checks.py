@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
 from penstock.config.machine.gpu import too_few_gpus
 from penstock.families import ModelSpec
+from penstock.frontend.http.keys import ApiKeys
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization
 from penstock.observe.tracing import check_endpoint
@@ -27,6 +28,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     - ValueError: an event log or a state folder that cannot be written.
     - CheckpointError: weights that are missing or do not match the model's config. Only the headers of the weight files
       are read. `weights=False` skips this check.
+    - ValueError: a file of API keys that cannot be used.
     - WrongCertificate, WrongEndpoint: wrong TLS files, or a wrong --otlp-endpoint.
     """
     engine = resolved.engine
@@ -35,6 +37,8 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     if resolved.server.state_dir not in ("auto", "none"):
         check_folder("--state-dir", resolved.server.state_dir)
     check_tls(resolved.server)
+    if resolved.server.api_key_file:
+        ApiKeys(file=resolved.server.api_key_file)
     check_grpc(resolved.server)
     if resolved.server.otlp_endpoint:
         check_endpoint(resolved.server.otlp_endpoint)

@@ -1,6 +1,6 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
-They run in a folder that has `tiny`, a model; settings.yaml; marks.yaml; requests.jsonl; text.txt; cert.pem and
+They run in a folder that has `tiny`, a model; settings.yaml; marks.yaml; requests.jsonl; text.txt; cert.pem, keys and
 key.pem; and with a hub that has acme/tiny. {url} is the address of a server, {log} its event log.
 """
 
@@ -27,6 +27,7 @@ SERVER = (
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
+    "--log-level warning --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 --api-key-file keys "
     "--event-log events.jsonl --state-dir none --cors-origin https://ours.example --request-timeout 60 "
     "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
 )

@@ -83,6 +83,7 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     (folder / "text.txt").write_text(TEXT)
     certificate, key = Authority(folder).sign(1)
     (folder / "cert.pem").write_bytes(certificate)
+    (folder / "keys").write_text("alice another\n")
     (folder / "key.pem").write_bytes(key)
     return folder
 

@@ -57,5 +57,5 @@ def check_answers(url: str, context: ssl.SSLContext | None) -> None:
             assert (answer.status_code, answer.json()) == (503, {"status": "the model is loaded"})
         answer = client.post(f"{url}/v1/chat/completions", json={"messages": [], "more": "x" * 500_000})
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-        assert answer.json()["error"]["code"] == "loading"
+        assert answer.json()["error"]["code"] == "model_loading"
         assert client.head(f"{url}/livez").status_code == 200

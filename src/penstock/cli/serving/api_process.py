@@ -156,7 +156,8 @@ async def _end(model: ServedModel) -> None:
 
 
 async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:
-    dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.number}")
+    config = start.answers.server
+    dropped_lines = configure_logging(config.log_level, config.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     orders: dict[str, Callable[..., object]] = {
@@ -195,6 +196,7 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     follower = Follower(serving, mux, supervisor)
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
+    orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:

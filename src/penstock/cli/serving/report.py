@@ -81,7 +81,8 @@ def show_end(resolved: "Resolved", error: Exception) -> None:
 
 def _contents(resolved: "Resolved", info: "EngineInfo") -> list[str]:
     """Returns lines about what was started and what it can hold."""
-    key = "clients must send the API key" if resolved.server.api_key else "no API key is required"
+    required = resolved.server.api_key or resolved.server.api_key_file
+    key = "clients must send the API key" if required else "no API key is required"
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
     return [
         f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}",

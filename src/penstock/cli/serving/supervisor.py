@@ -92,7 +92,7 @@ class Supervisor:
         is called when all of them answer. Raises EngineError if the engine or a process ends for good."""
         self._dropped_lines = dropped_lines
         self._reloader = reloader
-        self._metrics = Metrics(CollectorRegistry(), dropped_lines, self._usage)
+        self._metrics = Metrics(CollectorRegistry(), dropped_lines, self._usage, vllm_names=self._server.vllm_metrics)
         if (folder := storage_folder(self._server)) is not None:
             self._metrics.storage_room = StorageRoom(folder, RequestLimits.of(self._server).max_stored_bytes)
         self._versions = versions = SharedVersions(
@@ -176,6 +176,7 @@ class Supervisor:
         if self._tls is not None:
             self._versions.order("read_certificate")
             asyncio.get_running_loop().run_in_executor(None, self._tls.reload)
+        self._versions.order("read_keys")
         try:
             log.info("SIGHUP: %s", await self._reloads.reload())
         except APIError as error:

@@ -167,8 +167,8 @@ class SharedState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """An order to an API process: `drain`, `hurry`, `read_certificate`, `run_batches`, `count`, or in a reload
-    `hold SERIAL`, `release`, `exchange`, `withdraw`."""
+    """An order to an API process: `drain`, `hurry`, `read_certificate`, `read_keys`, `run_batches`, `count`, or in
+    a reload `hold SERIAL`, `release`, `exchange`, `withdraw`."""
 
     name: str
 

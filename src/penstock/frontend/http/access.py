@@ -5,11 +5,12 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import random
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
@@ -27,6 +28,8 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
+from penstock.frontend.http.keys import ApiKeys, Holder
+from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.site import check_site
 from penstock.frontend.http.starts import RequestStarts
@@ -47,6 +50,7 @@ KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol th
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
 _CLIENT_GONE = 499  # the client disconnected; nginx's code, for metrics and logs, never sent
+_ERRORS = 400  # the least status of an error
 _SHOWN_PATH = 200  # bytes of a path in the log
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
@@ -102,7 +106,7 @@ class Access:
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
-        api_key: str | None,
+        keys: ApiKeys,
         admin_key: str | None,
         is_local: bool,
         allowed_hosts: Sequence[str],
@@ -116,6 +120,8 @@ class Access:
         is_page: Callable[[bytes], bool],
         quiet: Collection[str],
         background: Background | None,
+        logged_share: float,
+        proxies: TrustedProxies,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -125,7 +131,8 @@ class Access:
         `bodies` is the budget of bodies, `unread` that of large answers. Pages of `cors_origins` may
         send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
-        is served.
+        is served. `logged_share` of the requests without an error status are logged, with
+        the client's address as `proxies` finds it.
         """
         self.models = models
         self.lifecycle = lifecycle
@@ -137,13 +144,15 @@ class Access:
         self._app = app
         self._metrics = metrics
         self.limits = limits
-        self._key = _digest(api_key.encode()) if api_key else None
+        self.keys = keys
         self._is_local = is_local
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._cors = Cors(cors_origins)
         self._is_page = is_page
         self._quiet = frozenset(quiet)
+        self._logged_share = logged_share
+        self._proxies = proxies
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
@@ -196,14 +205,16 @@ class Access:
                 return
             is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
-            if (origin is None and (is_socket or self._key is None)) or is_admin:
+            if (origin is None and (is_socket or not self.keys.required)) or is_admin:
                 check_site(scope)
             if is_admin:
                 self._check_admin(bearer(scope))
                 request_info(scope).admin = True
                 await self._app(scope, receive, send)
                 return
-            request_info(scope).tenant = self._tenant(bearer(scope))
+            holder = self._holder(bearer(scope))
+            info = request_info(scope)
+            info.tenant, info.key = holder
             self._check_open()
             await (self._socket if is_socket else self._in_flight)(scope, receive, send)
 
@@ -236,7 +247,7 @@ class Access:
 
     def check_key(self, headers: Headers) -> None:
         """Raises APIError 401 if requests with these headers have no valid key."""
-        self._tenant(bearer({"headers": headers}))
+        self._holder(bearer({"headers": headers}))
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
@@ -278,19 +289,17 @@ class Access:
         if self._admin is not None and not hmac.compare_digest(_digest(key), self._admin):
             raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
-    def _tenant(self, key: bytes) -> str:
-        """A name for the key's holder, or "" if no key is set. Raises APIError 401."""
-        if self._key is None:
-            return ""
-        digest = _digest(key)
-        if not hmac.compare_digest(digest, self._key):
+    def _holder(self, key: bytes) -> Holder:
+        """Raises APIError 401."""
+        holder = self.keys.holder(key)
+        if holder is None:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
-        return _tenant_of(digest)
+        return holder
 
     def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:
         """Counts and logs a message that is not a request in HTTP. Returns the body of the error answer."""
         self._metrics.http_request("other", "other", error.status)
-        fields = {"client": _address(client), "status": error.status, "error": error.message}
+        fields = {"client": address_of(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
         return self._encode_error(error, None).body
 
@@ -311,10 +320,11 @@ class Access:
             route.encode() in OPEN_PATHS
             or (route in self._quiet and code == 200)
             or not _log.isEnabledFor(logging.INFO)
+            or (code < _ERRORS and random.random() >= self._logged_share)
         ):
             return
         fields = {
-            "client": _address(scope.get("client")),
+            "client": self._proxies.client(scope),
             "method": method,
             "path": _shown_path(scope),
             "status": code,
@@ -323,21 +333,15 @@ class Access:
         }
         if info.answer_id:
             fields["answer_id"] = info.answer_id
+        if info.key:
+            fields["key"] = info.key
+        fields |= info.shown
         _log.info("request", extra={"fields": fields})
 
 
 def _connected() -> bool:
     """Whether the client of a connection that does not say so has gone."""
     return False
-
-
-def tenant_of(key: str | None) -> str:
-    """The name of a key's holder, which owns what is stored. "" without keys."""
-    return "" if key is None else _tenant_of(_digest(key.encode()))
-
-
-def _tenant_of(digest: bytes) -> str:
-    return digest.hex()[:16]
 
 
 def _digest(key: bytes) -> bytes:
@@ -365,14 +369,6 @@ def _handshake_send(send: Send) -> Send:
         return send(message)
 
     return sends
-
-
-def _address(client: Sequence[Any] | None) -> str:
-    """The address and port of a connection's other end: the client's, or the last proxy's."""
-    if client is None:
-        return "unknown"
-    host, port = client[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _shown_path(scope: Scope) -> str:

@@ -46,9 +46,11 @@ class RequestInfo(msgspec.Struct):
     start: float  # when the request arrived, on time.monotonic()
     unread: HeldBytes  # the answer's part of the budget of answers
     admin: bool = False  # the request may use the operator's routes
-    tenant: str = ""  # identifies the API key; "" without keys
+    tenant: str = ""  # identifies the API key's holder; "" without keys
+    key: str = ""  # the name of the API key's holder, if it has one
     answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
     trace: RequestTrace | None = None  # of a request that is traced
+    shown: Mapping[str, Any] = MappingProxyType({})  # what its line in the log says besides, by field
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 

@@ -23,7 +23,7 @@ _CONNECTIONS = 1024  # at a time; the next ones are closed
 _ERROR = APIError(
     503,
     "the server is loading its model; try again later, or when GET /readyz answers 200",
-    code="loading",
+    code="model_loading",
     retry_after=RETRY_AFTER,
 )
 
@@ -34,7 +34,7 @@ async def answering_early(sock: socket.socket, context: ssl.SSLContext | None) -
     open_connections: set[asyncio.BaseTransport] = set()
     # The server closes its socket; a duplicate is the same socket for the kernel.
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(open_connections), sock=sock.dup(), ssl=context
+        lambda: _EarlyConnection(open_connections), sock=sock.dup(), ssl=context
     )
     try:
         yield
@@ -42,7 +42,7 @@ async def answering_early(sock: socket.socket, context: ssl.SSLContext | None) -
         server.close()  # connections that have not sent a request yet get their answer all the same
 
 
-class _Connection(asyncio.Protocol):
+class _EarlyConnection(asyncio.Protocol):
     """Reads the headers of one request, answers it, and closes the connection."""
 
     def __init__(self, others: set[asyncio.BaseTransport]) -> None:

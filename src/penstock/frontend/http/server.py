@@ -59,8 +59,9 @@ async def serve(
     ready, and serves on for `delay` seconds, so that load balancers notice. It then refuses new requests, lets those in
     flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a second or more
     after the first, ends these waits: requests that are still in flight end with the engine's error.
-    SIGHUP reads the certificate of `tls` again, and reloads the model if it or its settings have changed. The signals
-    stay handled until the event loop is closed. Run it on uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+    SIGHUP reads the certificate of `tls` and the file of API keys again, and reloads the model if it or its settings
+    have changed. The signals stay handled until the event loop is closed. Run it on uvloop:
+    `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
     start it again. `beside` starts and stops with the server.
@@ -70,7 +71,7 @@ async def serve(
     config = _uvicorn_config(app, tls)
     server = _Server(config, ready)
     if stop is None:
-        stopping, hurry = handle_signals(lambda: _hang_up(tls, app.models))
+        stopping, hurry = handle_signals(lambda: _hang_up(tls, app))
     else:
         stopping, hurry = stop, hurry or asyncio.Event()
     watching = None if tls is None else asyncio.create_task(tls.watch())
@@ -223,10 +224,11 @@ def handle_signals(hang_up: Callable[[], Awaitable[None]]) -> tuple[asyncio.Even
     return stopping, hurry
 
 
-async def _hang_up(tls: TLS | None, models: ModelRegistry) -> None:
+async def _hang_up(tls: TLS | None, app: Access) -> None:
     if tls is not None:
         asyncio.get_running_loop().run_in_executor(None, tls.reload)
-    for served in models.all:
+    await asyncio.to_thread(app.keys.reload)
+    for served in app.models.all:
         try:
             _log.info("SIGHUP: %s", await served.reloads.reload())
         except APIError as error:

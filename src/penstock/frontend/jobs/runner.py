@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from functools import partial
 
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.keys import ApiKeys
 from penstock.frontend.jobs.job import BatchJob
 from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
@@ -24,16 +25,16 @@ class BatchRunner:
     def __init__(
         self,
         storage: Database,
-        owner: str,
+        keys: ApiKeys,
         local: LocalRequests,
         limits: RequestLimits,
         places: BatchPlaces,
         fresh: bool = True,
     ) -> None:
-        """Batches of other keys than the `owner`'s wait: no client of this server could read their answers. `fresh`: no
-        process of this server has received a file yet."""
+        """Batches of other holders than those of `keys` wait: no client of this server could read their answers.
+        `fresh`: no process of this server has received a file yet."""
         self._storage = storage
-        self._owner = owner
+        self._keys = keys
         self._local = local
         self._limits = limits
         self._places = places
@@ -68,7 +69,7 @@ class BatchRunner:
         await self._storage.close()
 
     async def _start_jobs(self, tasks: asyncio.TaskGroup) -> None:
-        for batch in await self._storage.run(partial(batches.opened, owner=self._owner)):
+        for batch in await self._storage.run(partial(batches.opened, owners=self._keys.tenants)):
             if batch["id"] not in self._jobs:
                 job = self._jobs[batch["id"]] = BatchJob(batch, self._storage, self._local, self._limits, self._places)
                 tasks.create_task(self._run(batch["id"], job))

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -62,10 +63,11 @@ def page_of(connection: sqlite3.Connection, owner: str, page: Page) -> list[Fiel
     return [_counted(connection, orjson.loads(fields)) for (fields,) in rows]
 
 
-def opened(connection: sqlite3.Connection, owner: str) -> list[Fields]:
-    """The oldest batches that are not complete: as many as run side by side."""
-    query = f"SELECT fields FROM batches WHERE open = 1 AND owner = ? ORDER BY number LIMIT {_SIDE_BY_SIDE}"
-    return [orjson.loads(fields) for (fields,) in connection.execute(query, (owner,))]
+def opened(connection: sqlite3.Connection, owners: Sequence[str]) -> list[Fields]:
+    """The oldest batches of these owners that are not complete: as many as run side by side."""
+    among = "SELECT value FROM json_each(?)"
+    query = f"SELECT fields FROM batches WHERE open = 1 AND owner IN ({among}) ORDER BY number LIMIT {_SIDE_BY_SIDE}"
+    return [orjson.loads(fields) for (fields,) in connection.execute(query, (orjson.dumps(owners).decode(),))]
 
 
 def expire(connection: sqlite3.Connection) -> int:

@@ -95,7 +95,9 @@ class Reloads(Generic[M]):
         began, old, result = time.monotonic(), versions.current.model, "failed"
         try:
             with self.changing("a reload"):
+                result = "refused"  # what prepare finds wrong keeps anything from being started
                 start = None if self.prepare is None else await self.prepare(old, not drain_first)
+                result = "failed"
                 if start is None:
                     result = "unchanged"
                     return f"nothing has changed: {old.name} {old.fingerprint} goes on"
@@ -105,7 +107,7 @@ class Reloads(Generic[M]):
                     self._served.exchange(await start())
                 result = "done"
         except APIError as error:
-            result = "refused" if error.code == "model_busy" else "failed"
+            result = "refused" if error.code == "model_busy" else result
             raise
         except (ValueError, OSError, EngineError) as error:
             _log.error("the reload failed, and %s %s goes on: %s", old.name, old.fingerprint, error)
