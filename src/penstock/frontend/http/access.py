@@ -27,11 +27,10 @@ from penstock.frontend.http.asgi import (
     respond,
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
-from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
+from penstock.frontend.http.cors import Cors, answer_preflight, check_site, is_preflight
 from penstock.frontend.http.keys import ApiKeys, Holder
 from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
-from penstock.frontend.http.site import check_site
 from penstock.frontend.http.starts import RequestStarts
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry

@@ -1,8 +1,17 @@
-"""Cross-origin requests (https://fetch.spec.whatwg.org/#http-cors-protocol) of web pages that the operator allows."""
+"""Requests of web pages: those of other origins that the operator allows
+(https://fetch.spec.whatwg.org/#http-cors-protocol), and those that a page of another site makes through its reader's
+browser, which are refused.
+
+A server without an API key on loopback is open to everything on the machine, and a browser there sends requests for any
+page. These requests cost time, even if their answers cannot be read. Browsers mark them: with `Sec-Fetch-Site`, and
+with `Origin` if it is a POST. Programs send neither. Before a page sends JSON to another origin, the browser sends the
+server a preflight request. It sends none before other content types, or none at all; `read_body` refuses these.
+"""
 
 import re
 from collections.abc import Iterable
 
+from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Headers, Scope, Send, header
 
 _SHARED = b"x-request-id, request-id, retry-after, x-should-retry"  # headers of answers that a page may read
@@ -10,6 +19,7 @@ _METHODS = b"GET, POST, DELETE, OPTIONS"
 _SECONDS = b"600"  # that a browser may remember the answer to a preflight
 _HEADER_NAMES = re.compile(rb"[a-z0-9-]+(, ?[a-z0-9-]+)*")  # as browsers write them
 _MAX_HEADERS = 1024  # bytes
+_OWN = (b"same-origin", b"none")  # `none`: the user typed the address
 
 
 class Cors:
@@ -49,3 +59,21 @@ async def answer_preflight(scope: Scope, send: Send) -> None:
         headers.append((b"access-control-allow-headers", wanted))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
+
+
+def check_site(scope: Scope) -> None:
+    """Raises APIError 403 if a page of another origin made the request."""
+    site = header(scope, b"sec-fetch-site")
+    origin = header(scope, b"origin")
+    if site is not None and site not in _OWN:
+        raise _refused(f"Sec-Fetch-Site: {site[:40].decode('latin-1')}")
+    if origin is not None and origin.partition(b"://")[2].lower() != (header(scope, b"host") or b"").lower():
+        raise _refused(f"Origin: {origin[:100].decode('latin-1')}")
+
+
+def _refused(what: str) -> APIError:
+    message = (
+        f"requests from web pages of other sites are refused ({what}), as this server has no API key; allow the site "
+        "with --cors-origin, set --api-key, or send this from a program"
+    )
+    return APIError(403, message, code="origin_refused", close=True)
