@@ -28,9 +28,9 @@ SERVER = (
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
     "--log-level warning --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 "
-    "--api-key-file keys --event-log events.jsonl --state-dir none --cors-origin https://ours.example "
-    "--request-timeout 60 --first-token-timeout 30 --target-itl 50 "
-    "--admin-key operator --allowed-host localhost --sleep-after 600"
+    "--api-key-file keys "
+    "--event-log events.jsonl --state-dir none --cors-origin https://ours.example --request-timeout 60 "
+    "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
 )
 SAMPLING = (
     "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --top-n-sigma 2 --repetition-penalty 1.1 "
