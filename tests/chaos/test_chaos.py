@@ -89,6 +89,7 @@ def test_the_soak_is_a_file_of_figures() -> None:
 
 
 async def test_tests_that_are_experiments_give_their_figures(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from hypothesis import settings\nsettings.register_profile('new')\n")
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.rare\n@pytest.mark.parametrize('ms', [3, 7.5, 1])\n"
         "def test_it(ms, record_property):\n    record_property('ms', ms)\n"

@@ -175,7 +175,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
-    of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}
+    of_gpus = {"gpu_memory_utilization", "enforce_eager"}
     of_one_rank = {"speculation", "num_speculative_tokens"}
     assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank
     assert set(said.values()) == {"command line"}

@@ -77,7 +77,7 @@ def parts(
         **settings,
     )
     platform, torch_dtype = platform or detect_platform(device.type), getattr(torch, dtype)
-    needs = Needs(torch_dtype, block_size, spec.head_dims, config.deterministic, config.attention_backend)
+    needs = Needs(torch_dtype, block_size, spec.head_dims, config.deterministic)
     how: dict[str, Any] = {}
     if packed:
         packing = select_packing(platform, needs, config.quantization, config.quantization_group, device)

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.config.sizes import without_unit
 from penstock.declared.settings import SETTINGS
 
 # Other programs' names of commands, and Penstock's.
@@ -211,6 +210,8 @@ def _wanted(param: Any, message: str, value: str) -> str:
         kind = described.annotation
     if kind not in (int, float):
         return message[0].lower() + message[1:]
+    from penstock.config.sizes import without_unit  # not above: a Tab must not wait for it
+
     return f"give {_number(kind is int, limits.min, limits.max)}{without_unit(value)}"
 
 

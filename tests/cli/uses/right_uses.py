@@ -18,7 +18,7 @@ RANKS = (
     "--tensor-parallel-size 2 --pipeline-parallel-size 1 --expert-parallel --distributed-executor process "
     "--no-enable-prefix-caching"
 )
-GPU = "--device cuda --gpu-memory-utilization 0.8 --deterministic --attention-backend triton"
+GPU = "--device cuda --gpu-memory-utilization 0.8 --deterministic"
 SERVER = (
     "--host 127.0.0.1 --port 8197 --grpc-port 8198 --served-model-name ours,also-ours --api-key secret "
     "--tls-certificate cert.pem "
@@ -100,7 +100,6 @@ GPU_ONLY = {
     "--no-enforce-eager",
     "--deterministic",
     "--no-deterministic",
-    "--attention-backend",
 }
 OF_RANKS = {
     "--tensor-parallel-size",
