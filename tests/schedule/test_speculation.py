@@ -241,7 +241,7 @@ def test_drafts_leave_a_block_for_each_running_sequence() -> None:
         sim.add(replace(plain, prediction_ids=tuple(expected_output(plain, 0, 64)[0])))
     left = []  # blocks that are free after a step whose drafts took some
     while sim.scheduler.has_work:
-        rows = sim.executor.rows
+        rows = sim.executor._sequences
         needed = {seq: max(len(row.tables[0]), -(-(row.position + 1) // 4)) for seq, row in rows.items()}
         plan = sim.plan()
         assert plan is not None
