@@ -15,22 +15,13 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 def read_origins(value: Any) -> Any:
     """Returns the origins of a setting: a list, or a text with commas. Raises ValueError for one no browser sends."""
-    given = value.split(",") if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(origin, str) for origin in given):
-        raise ValueError("give origins, such as https://app.example.com")
-    if len(given) > MAX_ORIGINS:
-        raise ValueError(f"{len(given)} origins are given; the limit is {MAX_ORIGINS}: give fewer")
-    return tuple(dict.fromkeys(_checked(origin.strip()) for origin in given))
+    given = _listed(value, "origins", "origins, such as https://app.example.com")
+    return tuple(dict.fromkeys(map(_checked, given)))
 
 
 def read_hosts(value: Any) -> Any:
     """Returns the host names of a setting, without brackets: a list, or a text with commas. Raises ValueError."""
-    given = value.split(",") if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(host, str) for host in given):
-        raise ValueError("give host names, such as llm.example.com")
-    if len(given) > MAX_ORIGINS:
-        raise ValueError(f"{len(given)} names are given; the limit is {MAX_ORIGINS}: give fewer")
-    names = [host.strip().lower() for host in given]
+    names = [host.lower() for host in _listed(value, "names", "host names, such as llm.example.com")]
     for name in names:
         if not _HOST.fullmatch(name):
             raise ValueError(
@@ -41,12 +32,9 @@ def read_hosts(value: Any) -> Any:
 
 def read_networks(value: Any) -> Any:
     """Returns the addresses and networks of a setting: a list, or a text with commas. Raises ValueError."""
-    given = value.split(",") if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(network, str) for network in given):
-        raise ValueError("give addresses or networks, such as 127.0.0.1 or 10.0.0.0/8")
-    if len(given) > MAX_ORIGINS:
-        raise ValueError(f"{len(given)} addresses are given; the limit is {MAX_ORIGINS}: give fewer, or their network")
-    for network in (names := [network.strip() for network in given]):
+    wanted = "addresses or networks, such as 127.0.0.1 or 10.0.0.0/8"
+    names = _listed(value, "addresses", wanted, "give fewer, or their network")
+    for network in names:
         try:
             ipaddress.ip_network(network)
         except ValueError:
@@ -54,6 +42,16 @@ def read_networks(value: Any) -> Any:
                 f"{network[:100]!r} is no address and no network; give one such as 127.0.0.1 or 10.0.0.0/8"
             ) from None
     return tuple(dict.fromkeys(names))
+
+
+def _listed(value: Any, kind: str, wanted: str, remedy: str = "give fewer") -> list[str]:
+    """Returns the texts of a list, or of one text with commas, without blanks around them."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"give {wanted}")
+    if len(given) > MAX_ORIGINS:
+        raise ValueError(f"{len(given)} {kind} are given; the limit is {MAX_ORIGINS}: {remedy}")
+    return [each.strip() for each in given]
 
 
 def _checked(origin: str) -> str:
