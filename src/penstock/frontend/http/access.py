@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import logging
 import random
@@ -28,7 +27,7 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, check_site, is_preflight
-from penstock.frontend.http.keys import ApiKeys, Holder
+from penstock.frontend.http.keys import ApiKeys, Holder, key_digest
 from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.starts import RequestStarts
@@ -145,7 +144,7 @@ class Access:
         self.limits = limits
         self.keys = keys
         self._is_local = is_local
-        self._admin = None if admin_key is None else _digest(admin_key.encode())
+        self._admin = None if admin_key is None else key_digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._cors = Cors(cors_origins)
         self._is_page = is_page
@@ -285,7 +284,7 @@ class Access:
                 "this route is for the operator: start the server with --admin-key (PENSTOCK_ADMIN_KEY), and send that",
                 code="admin_key_required",
             )
-        if self._admin is not None and not hmac.compare_digest(_digest(key), self._admin):
+        if self._admin is not None and not hmac.compare_digest(key_digest(key), self._admin):
             raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
     def _holder(self, key: bytes) -> Holder:
@@ -341,10 +340,6 @@ class Access:
 def _connected() -> bool:
     """Whether the client of a connection that does not say so has gone."""
     return False
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def bearer(scope: Scope) -> bytes:

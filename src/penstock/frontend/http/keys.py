@@ -41,7 +41,7 @@ class ApiKeys:
     def holder(self, key: bytes) -> Holder | None:
         """Returns the holder of a key, or None if it is not valid. Only digests are compared, so the time of a look-up
         says nothing about a key."""
-        return Holder("") if not self._holders else self._holders.get(_digest(key))
+        return Holder("") if not self._holders else self._holders.get(key_digest(key))
 
     def reload(self) -> None:
         """Reads the file again. If it cannot be used, a line of the log says why, and the keys stay as they are."""
@@ -56,7 +56,7 @@ class ApiKeys:
 
     def _read(self) -> dict[bytes, Holder]:
         """The holders by the digests of their keys."""
-        found = {} if self._key is None else {_digest(self._key.encode()): Holder(tenant_of(self._key))}
+        found = {} if self._key is None else {key_digest(self._key.encode()): Holder(tenant_of(self._key))}
         for number, line in enumerate(_lines(self._file), 1):
             if not (words := line.split()) or line.lstrip().startswith("#"):
                 continue
@@ -68,7 +68,7 @@ class ApiKeys:
                 check_key(key)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
-            digest = _digest(key.encode())
+            digest = key_digest(key.encode())
             if digest in found:
                 raise ValueError(f"{where}: the key is there already; give each line a key of its own")
             found[digest] = Holder(_tenant(named[0]), named[0]) if named else Holder(tenant_of(key))
@@ -79,15 +79,16 @@ class ApiKeys:
 
 def tenant_of(key: str | None) -> str:
     """The name of a key's holder, which owns what is stored. "" without keys."""
-    return "" if key is None else _digest(key.encode()).hex()[:16]
+    return "" if key is None else key_digest(key.encode()).hex()[:16]
 
 
 def _tenant(name: str) -> str:
     """The tenant of a named holder: it stays the same when the key changes. No key has a zero byte."""
-    return _digest(b"\0name " + name.encode()).hex()[:16]
+    return key_digest(b"\0name " + name.encode()).hex()[:16]
 
 
-def _digest(key: bytes) -> bytes:
+def key_digest(key: bytes) -> bytes:
+    """Returns what is kept of a key, and compared."""
     return hashlib.sha256(key).digest()
 
 
