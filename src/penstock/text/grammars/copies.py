@@ -29,7 +29,6 @@ RENEW_SECONDS = 0.1  # the limit for compiling a grammar again, and for replayin
 RENEW_TOKENS = 64  # the least number of tokens between two renewals for one sequence
 
 _LEXER_FAILED = re.compile("lexer error|fails parse")
-_MUCH_WORK = re.compile("lexer error| items")
 _REFUSED = "doesn't satisfy the grammar"  # llguidance's error for a token that the grammar does not allow
 _OUT_OF_TIME = (
     f"{GRAMMAR_TOO_COMPLEX}: the limit of its processor time is {1e3 * SEQUENCE_SECONDS:g} ms, and "
@@ -120,8 +119,6 @@ class GrammarCopy:
     def _fail(self, what: str) -> None:
         """Sets `error`, with llguidance's reason. The first error stays."""
         reason = first_line(self._matcher.get_error())
-        if _MUCH_WORK.search(reason):
-            what = GRAMMAR_TOO_COMPLEX
         self.error = self.error or (f"{what}: {reason}" if reason else what)
 
     def _lexer_failed(self) -> bool:
