@@ -39,7 +39,7 @@ def _wires(value: Any) -> Any:
 
 
 _KEY = Annotated[str, Field(min_length=1), BeforeValidator(check_key)]
-# Of settings whose values are not simply of their kind.
+# The types of settings that need a check of their own.
 _SPECIAL: Mapping[str, Any] = {
     "revision": Annotated[str, Field(min_length=1), BeforeValidator(check_revision)],
     "quantization_group": Annotated[int, BeforeValidator(_group)],

@@ -54,7 +54,7 @@ class HubLink:
 
     def _follow(self, shared: SharedState) -> None:
         if self._streams is None:
-            if self._client.done():  # nobody waits for the engine any longer
+            if self._client.done():  # the caller has given up
                 return
             self._begin(shared)
         assert self._streams is not None
@@ -81,4 +81,4 @@ class HubLink:
             self._streams.end(reason)
         elif not self._client.done():
             self._client.set_exception(EngineError(reason))
-            self._client.exception()  # else asyncio logs it if nobody waits for the engine
+            self._client.exception()  # else asyncio logs an error that no caller takes

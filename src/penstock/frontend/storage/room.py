@@ -17,7 +17,7 @@ class StorageRoom:
         return sum(_size(self.folder / (FILE + end)) for end in ("", "-wal"))
 
     def free(self) -> int:
-        """What may still be stored: by the limit, or by the disk if that has less."""
+        """Returns how many bytes may still be stored: what the limit leaves, or the disk if that has less."""
         return max(min(self._left_by_limit(), self._left_on_disk()), 0)
 
     def why_full(self) -> str:
