@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.families.spec import Activation
+from penstock.gguf import short
 
 
 class UnsupportedModel(ValueError):
@@ -146,7 +147,7 @@ class HFConfig:
             raise self.unsupported(name, value, f"none: {why}")
 
     def unsupported(self, name: str, value: object, supported: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self._where}: {name} {_short(value)} is not supported; supported: {supported}")
+        return UnsupportedModel(f"{self._where}: {name} {short(value)} is not supported; supported: {supported}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._fields.get(name)
@@ -157,12 +158,7 @@ class HFConfig:
         return default
 
     def _wrong(self, name: str, value: object, expected: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self._where}: {name} is {_short(value)}; expected {expected}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        return UnsupportedModel(f"{self._where}: {name} is {short(value)}; expected {expected}")
 
 
 def text_config(config: HFConfig) -> HFConfig:
