@@ -17,7 +17,7 @@ from penstock.config import ServerConfig
 from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle
-from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header
+from penstock.frontend.http.asgi import LIVE_PATHS, READY_PATHS, Answer, ASGIApp, Receive, Scope, Send, header
 from penstock.frontend.http.buffers import answer_budget, body_budget
 from penstock.frontend.http.keys import ApiKeys
 from penstock.frontend.http.proxies import TrustedProxies
@@ -206,12 +206,8 @@ class _Probes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/livez", self._live),
-            Route("/readyz", self._ready),
-            Route("/health", self._ready),
-            Route("/ping", self._ready, methods=["GET", "POST"]),
-            Route("/v2/health/live", self._live),  # KServe's
-            Route("/v2/health/ready", self._ready),
+            *(Route(path, self._live) for path in LIVE_PATHS),
+            *(Route(path, self._ready, methods=["GET", "POST"] if path == "/ping" else None) for path in READY_PATHS),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
             Route("/openapi.json", self._show_openapi),

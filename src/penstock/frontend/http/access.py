@@ -13,6 +13,8 @@ from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
+    LIVE_PATHS,
+    READY_PATHS,
     Answer,
     ASGIApp,
     Headers,
@@ -35,12 +37,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
 from penstock.observe.metrics import Metrics
 
-OPEN_PATHS = frozenset(
-    (
-        *(b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"),
-        *(b"/v2/health/live", b"/v2/health/ready"),
-    )
-)
+OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients

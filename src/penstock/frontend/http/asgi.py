@@ -17,6 +17,8 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
+LIVE_PATHS = ("/livez", "/v2/health/live")  # the second one is KServe's, here and below
+READY_PATHS = ("/readyz", "/health", "/ping", "/v2/health/ready")
 
 
 class Answer(NamedTuple):

@@ -11,11 +11,12 @@ import orjson
 
 from penstock.frontend.error_body import error_body
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import LIVE_PATHS, READY_PATHS
 
 STATUS = "the model is loaded"
 RETRY_AFTER = 1  # seconds
-_LIVE = (b"/livez", b"/v2/health/live")
-_READY = (b"/readyz", b"/health", b"/ping", b"/v2/health/ready")
+_LIVE = {path.encode() for path in LIVE_PATHS}
+_READY = {path.encode() for path in READY_PATHS}
 _HEADER_BYTES = 64 << 10  # of one request
 _HEADER_SECONDS = 15.0  # from a connection to the end of its request's headers
 _CLOSE_SECONDS = 1.0  # from an answer to the end of its connection, in which the client may read it
