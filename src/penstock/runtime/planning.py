@@ -34,8 +34,8 @@ class StepWork:
     logit_rows: NDArray[np.int64]  # the row of the batch of each row of logits
     shape: Shape
     graph: DecodeGraph | None
-    attention: Sequence[Any]  # what attention planned on the host for each KV group; empty: it reads the device
-    repeatable: int  # for how many more decode steps of the same sequences the attention plan stays valid
+    attention: Sequence[Any]  # what attention prepared for each KV group on a CPU; empty: it reads the device
+    repeatable: int  # for how many more decode steps of the same sequences `attention` stays valid
 
 
 class StepPlanner:
@@ -123,7 +123,7 @@ class StepPlanner:
         return sampling, options, change
 
     def _plan_attention(self, units: Units) -> tuple[Sequence[Any], int]:
-        """Returns attention's plans on the host for each KV group, and for how many more decode steps they hold."""
+        """Returns what attention prepares on a CPU for each KV group, and for how many more decode steps it holds."""
         if not len(units.rows):
             return (), 0
         if not self._shared:

@@ -60,8 +60,8 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A request of an API process to its supervisor. Answered by a ControlReply with a text, which nobody reads if the
-    serial is 0."""
+    """A request of an API process to its supervisor. The answer is a ControlReply with a text. An API process
+    that does not wait for it sends the serial 0."""
 
     serial: int
     message: str

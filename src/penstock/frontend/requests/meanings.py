@@ -7,7 +7,7 @@ have a table of their own, `penstock.declared.sampling`.
 from collections.abc import Mapping
 
 MEANINGS: Mapping[str, str] = {
-    # what is answered
+    # the request
     "messages": "The conversation so far, its oldest message first.",
     "prompt": "A text, token ids, or a list of either.",
     "input": "A text, token ids, or a list; of responses, the conversation.",
@@ -20,7 +20,7 @@ MEANINGS: Mapping[str, str] = {
     "suffix": "The text after the gap that the answer fills.",
     "options": "Limits and sampling parameters, such as num_predict and temperature.",
     "parameters": "Limits and sampling parameters.",
-    # its length
+    # the length of the answer
     "max_tokens": "Most tokens of the answer. Default of completions: 16; of a chat: what the context allows.",
     "max_completion_tokens": "Most tokens of the answer. Default: what the context allows.",
     "max_output_tokens": "Most tokens of the answer. Default: what the context allows.",
