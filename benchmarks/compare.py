@@ -16,8 +16,8 @@ The same GGUF file in both engines:
 A peer may also print "bits_per_weight" and "peak_memory_bytes". The latter is the peak resident memory of its process.
 Prompts are random and runs start with an empty prefix cache, so that nothing is found there.
 
-If the processor was calm in no run of a case (see calm.py), the engine runs it once more at the end. A median is of the
-calm runs; without any it is of all runs, and marked.
+If the processor was calm in no run of a case (see calm.py), the engine runs it once more at the end, unless it was calm
+in no run of any case. A median is of the calm runs; without any it is of all runs, and marked.
 
 The rate of a case counts output tokens. A case with one output token is a prefill: its rate counts prompt tokens.
 """
@@ -66,9 +66,11 @@ def run_in_turn(
     engines: Mapping[str, Engine], cases: str, runs: int, share: Callable[[float, float], float | None]
 ) -> dict[str, dict[str, list[Row]]]:
     """The rows of each engine and case. Engines take turns. Each row gets its "rate", in tokens per second, and its
-    "calm_share". A case without a calm run is run once more."""
+    "calm_share". A case without a calm run is run once more, unless no run of any case was calm."""
     found: dict[str, dict[str, list[Row]]] = {name: {} for name in engines}
     for run in range(runs + 1):
+        if run == runs and not any(calm(rows) for cases_of in found.values() for rows in cases_of.values()):
+            break
         for name, measure in engines.items():
             again = [case for case, rows in found[name].items() if calm(rows) is False]
             now = cases if run < runs else ",".join(again)

@@ -121,7 +121,7 @@ bench 300 host host --model "$model"
 bench 60 first_token first_token
 bench 60 startup startup "$model"
 bench 60 schedule schedule
-bench 120 sampler sampler
+bench 240 sampler sampler
 bench 60 prefix_cache prefix_cache
 bench 90 chunked_prefill chunked_prefill
 bench 240 long_context long_context "$model"

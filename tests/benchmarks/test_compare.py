@@ -56,6 +56,17 @@ def test_a_case_without_a_calm_run_is_run_once_more_and_calm_runs_count() -> Non
     assert (calm(rows["1x8/12"]), calm(rows["1x8/24"]), calm([{"calm_share": None}])) == (True, False, None)
 
 
+def test_nothing_is_run_once_more_on_a_machine_that_was_never_calm() -> None:
+    ran = []
+
+    def engine(cases: str) -> list[dict[str, Any]]:
+        ran.append(cases)
+        return [{"case": cases, "began": 0, "elapsed_s": 1}]
+
+    run_in_turn({"ours": engine, "peer": engine}, "1x8/12", 2, lambda began, ended: 0.0)
+    assert ran == ["1x8/12"] * 4
+
+
 def test_a_ratio_is_to_peers_of_the_same_precision() -> None:
     medians = {"bf16": {"a": 6.0}, "int8": {"a": 9.0}, "x-bf16": {"a": 3.0}, "x-int8": {"a": 4.5}, "y": {"a": 9.0}}
     assert over_best_peer(medians, ["bf16", "int8"], ["a", "b"]) == {"bf16": {"a": 2.0}, "int8": {"a": 2.0}}
