@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,6 +35,13 @@ STATS_SECONDS = 0.05  # between statistics while the number of running sequences
 log = logging.getLogger(__name__)
 
 
+class _Received(NamedTuple):
+    """A request that is not in the scheduler yet, and commands to execute when it is."""
+
+    request: GenerateRequest
+    finishes: list[Finish]
+
+
 class EngineCore:
     """Drives one scheduler and one executor on the calling thread. Messages to the client are passed to `post`.
 
@@ -63,7 +71,7 @@ class EngineCore:
         self._clock = clock
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results have not been taken
-        self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
+        self._backlog: dict[str, _Received] = {}  # by request id
         self._idle = True  # the last step has returned None
         self._out = Step()  # the next message, until `_send`
         self._posted = EngineStats()  # the last statistics sent
@@ -109,7 +117,7 @@ class EngineCore:
         """Add requests for a bounded time, so that many new ones do not delay running ones. A request stays in the
         backlog while its grammar is being compiled."""
         start = self._clock()
-        for request_id, request in list(self._backlog.items()):
+        for request_id, (request, _) in list(self._backlog.items()):
             if request.grammar is None or self._is_prepared(request, request.grammar):
                 self._add(request_id)
             if self._clock() - start >= ADMISSION_SECONDS:
@@ -192,14 +200,14 @@ class EngineCore:
             case Add():
                 self._accept(command.request, now)
             case Finish():
-                if command.request_id in self._backlog:
-                    self._add(command.request_id)
-                self._out.deltas.extend(
-                    self._scheduler.finish(command.request_id, command.choice, command.reason, command.keep, now)
-                )
+                # A request that waits for its grammar must not be added: its first step would block.
+                if (received := self._backlog.get(command.request_id)) is not None:
+                    received.finishes.append(command)
+                else:
+                    self._finish(command, now)
             case Abort():
-                if command.request_id in self._backlog:
-                    self._end(self._backlog.pop(command.request_id), "abort")
+                if (received := self._backlog.pop(command.request_id, None)) is not None:
+                    self._end(received.request, "abort")
                 self._out.deltas.extend(self._scheduler.abort(command.request_id, now))
                 self._out.aborted.append(command.request_id)
             case Control():
@@ -217,13 +225,19 @@ class EngineCore:
             return
         if not request.arrival:
             request = msgspec.structs.replace(request, arrival=now)
-        self._backlog[request.request_id] = request
+        self._backlog[request.request_id] = _Received(request, [])
+
+    def _finish(self, command: Finish, now: float) -> None:
+        ended = self._scheduler.finish(command.request_id, command.choice, command.reason, command.keep, now)
+        self._out.deltas.extend(ended)
 
     def _add(self, request_id: str) -> None:
         """Move a request from the backlog to the scheduler. An error here ends this request only."""
-        request = self._backlog.pop(request_id)
+        request, finishes = self._backlog.pop(request_id)
         try:
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
+            for command in finishes:
+                self._finish(command, self._clock())
         except RequestRejected as error:
             self._out.rejected.append(Rejected(request_id, str(error)))
         except Exception as error:
