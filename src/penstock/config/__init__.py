@@ -10,7 +10,7 @@ from penstock.config.resolve import Resolved, resolve
 from penstock.config.server import ServerConfig
 from penstock.config.sizes import format_bytes, parse_bytes
 from penstock.config.sources import ConfigError, Given, read_settings
-from penstock.config.split import Place, Split
+from penstock.config.split import RankPlace, Split
 from penstock.config.weights import stored_as
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Hardware",
     "MemoryPlan",
     "ModelFacts",
-    "Place",
+    "RankPlace",
     "Resolved",
     "ServerConfig",
     "Split",

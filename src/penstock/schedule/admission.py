@@ -7,15 +7,16 @@ limits. The engine does not rely on that.
 
 import math
 
-from penstock.messages import GenerateRequest, RequestRejected, check_sampling
+from penstock.messages import GenerateRequest, ModelOutput, RequestRejected, check_sampling
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 
 MAX_CHOICES = 1024  # each has a copy of the prompt's token ids
 
 
-def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int, *, pools: bool) -> None:
-    """Raise RequestRejected for a request that is malformed or longer than the model allows. `pools`: see Capacity."""
+def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int, output: ModelOutput) -> None:
+    """Raise RequestRejected for a request that is malformed or longer than the model allows. `output`: the model's."""
+    pools = output == "vectors"
     if pools != (request.pooling is not None):
         raise RequestRejected(
             "this model gives vectors, not text: send requests with pooling"

@@ -37,7 +37,7 @@ class Planner:
         self._depth = capacity.depth
         # Drafts follow the last token, so with speculation a plan builds upon no token that is yet to be sampled.
         self._late_ids = capacity.late_ids and (speculation is None or capacity.depth == 1)
-        self._whole_prompts = capacity.whole_prompts
+        self._whole_prompts = capacity.keeps == "nothing"
         # If plans cannot build upon each other, each gets a part of the sequences, and as large a part of the tokens.
         self._budget = -(-config.max_num_batched_tokens // (1 if self._late_ids else capacity.depth))
         self._cache = cache

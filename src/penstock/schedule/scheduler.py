@@ -62,8 +62,8 @@ class Scheduler:
         self._vocab_size = capacity.vocab_size
         self._log = log
         self._incarnation = incarnation
-        self._pools = capacity.pools
-        self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
+        self._output = capacity.output
+        self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
         self._live = LiveRequests(policy or DueOrder())
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
@@ -86,7 +86,7 @@ class Scheduler:
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config, self._vocab_size, pools=self._pools)
+        check_request(request, self._config, self._vocab_size, self._output)
         state = Request(request, request.arrival or now, self._cache.keys.root(request.cache_salt))
         for i in range(request.n):
             number = self._next_sequence + i

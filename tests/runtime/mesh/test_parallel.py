@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.config import EngineConfig, Place, Split
+from penstock.config import EngineConfig, RankPlace, Split
 from penstock.families import load_spec, shard
 from penstock.families.traffic import step_traffic
 from penstock.kernels import Needs, detect_platform, select_kernels
@@ -263,7 +263,7 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
 class NextStage:
     """Replaces a mesh: drops what is sent."""
 
-    place = Place(PIPELINE, 0)
+    place = RankPlace(PIPELINE, 0)
     broadcasts_tokens = False
 
     def send(self, x: Tensor) -> None:
