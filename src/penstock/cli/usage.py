@@ -66,7 +66,8 @@ def _check_repeats(root: Any, arguments: Sequence[str]) -> None:
     numbers and choices the last one holds, as in other programs."""
     path, command = command_of(root, arguments)
     words = list(arguments[len(path.split()) - 1 :])
-    context = command.context_class(command, info_name=path, resilient_parsing=True)
+    # With the root's settings: a command keeps the names of its help flag from the first context that asks for them.
+    context = command.context_class(command, info_name=path, resilient_parsing=True, **root.context_settings)
     try:
         _, _, given = command.make_parser(context).parse_args(words)
     except Exception:  # a wrong use, which the command itself explains
