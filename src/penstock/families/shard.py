@@ -183,9 +183,10 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
     for parameter in spec.parameters:
         for codes in filter(None, parameter.stored):
             columns = parameter.shape[1]
-            if columns // tensor % codes.block and _cut(spec, parameter, expert) == "columns":
+            cut = (codes.ordered or columns // tensor % codes.block) and _cut(spec, parameter, expert) == "columns"
+            if cut:
                 what = f"cuts rows of {columns} values ({parameter.name}, {codes.name}) into {columns // tensor}"
-                return f"{what}, which are no blocks of {codes.block}"
+                return f"{what}, which are no blocks of {columns if codes.ordered else codes.block}"
     if tensor > spec.vocab_size:
         return f"is more than the {spec.vocab_size} tokens of the vocabulary"
     return None

@@ -1,7 +1,7 @@
 """How a GGUF file stores matrices: blocks of codes, each with its scales, and for some architectures rows in another
 order."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
@@ -20,10 +20,12 @@ class Gguf:
 
     types: Mapping[str, str] = field(repr=False, compare=False)
 
-    def stored(self, name: str, kind: str) -> WeightFormat | None:
+    def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return GGUF_FORMATS.get(self.types.get(EXPERT.sub("{}", name), ""))
 
-    def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
+    def join(
+        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
+    ) -> dict[str, StoredTensor]:
         return dict(tensors)
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:

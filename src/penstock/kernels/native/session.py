@@ -206,7 +206,7 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
                 label = "input"
             else:
                 label = _PRODUCTS.get(last, "head")
-        if label not in ("norm", "by_head"):
+        if label not in ("norm", "by_head", "gather"):
             last = label
         labels.append(label)
     return labels
