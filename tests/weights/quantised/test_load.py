@@ -1,7 +1,6 @@
 """Quantised checkpoints load as those of the values that their codes and scales make: as plain tensors, packed for a
 CPU, packed for a GPU, and divided among ranks."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from penstock.config import EngineConfig, Split
 from penstock.config.weights import weights_bytes
@@ -21,48 +20,16 @@ from penstock.families.shard import CannotSplit
 from penstock.kernels import Needs, Platform, detect_platform, select_packing
 from penstock.kernels.native.packing import SectionedWeight
 from penstock.kernels.triton.weights import JoinedWeight
-from penstock.weights import reads
 from penstock.weights.load import load_parameters
-from tests.checkpoints.sizes import SIZES
-from tests.checkpoints.write import randomise, write_tokenizer
 from tests.models.logits import FP32_ATOL, FP32_RTOL, expected_logits, kernels_on, logits_of
 from tests.weights.files import edit
 from tests.weights.gguf_values import values_of
+from tests.weights.quantised.conftest import Source
 from tests.weights.quantised.writers import KINDS, change_config, compressed_config, gptq, integers, write_pair
 
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 PACKED = [pytest.param("packed", marks=needs_native), pytest.param("device", marks=needs_native), ""]
 HERE = torch.device("cpu")  # in place of a GPU
-COMMON = {**SIZES, "hidden_size": 96, "head_dim": 48, "num_hidden_layers": 2, "tie_word_embeddings": False}
-
-Source = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """source(moe=, intermediate=) gives a checkpoint in floats, written once: do not change it."""
-    written: dict[tuple[bool, int], Path] = {}
-
-    def folder(*, moe: bool = False, intermediate: int = 192) -> Path:
-        if (moe, intermediate) not in written:
-            target = written[moe, intermediate] = tmp_path_factory.mktemp("floats")
-            if moe:
-                experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
-                model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**COMMON, **experts))
-            else:
-                model = Qwen3ForCausalLM(Qwen3Config(**COMMON | {"intermediate_size": intermediate}))
-            randomise(model, 0, norm_mean=1.0)
-            model.save_pretrained(target)
-            write_tokenizer(target)
-        return written[moe, intermediate]
-
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads begin within a word of zero points."""
-    monkeypatch.setattr(reads, "READ_BYTES", 1000)
 
 
 def load_fp32(path: Path, spec: ModelSpec, packed: str = "", **options: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from penstock.families import UnsupportedModel, load_spec
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.weights.load import load_parameters
 from tests.weights.files import edit
-from tests.weights.quantised.test_load import Source, load_fp32
+from tests.weights.quantised.conftest import Source
+from tests.weights.quantised.test_load import load_fp32
 from tests.weights.quantised.writers import AWQ_CONFIG, KINDS, change_config, compressed_config, gptq_config, write_pair
 
 MODULE = "model.layers.0.mlp.up_proj"
@@ -67,8 +68,8 @@ def compressed(**fields: Any) -> dict[str, Any]:
         (compressed_config(3, 32), "weights 'int of 3 bits, strategy group' is not supported; supported: weights of 4"),
         (compressed(transform_config={"u": {}}), "transform_config 'with transforms' is not supported"),
         (compressed(config_groups={}), "config_groups None is not supported"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is not supported; supported: FP8 or NVFP4"),
-        ({"quant_method": "bitsandbytes"}, "load_in_4bit False is not supported; supported: load_in_"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is not supported; supported: FP8 or"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit False is not supported"),
     ],
 )  # fmt: skip
 def test_configurations(source: Source, tmp_path: Path, config: dict[str, Any], expected: str) -> None:
@@ -87,7 +88,7 @@ CHANGES: list[tuple[str, Change, str]] = [
         lambda t: t[f"{MODULE}.qzeros"].fill_(5),
         'has zero points other than 8, but config.json says "sym": true',
     ),
-    ("gptq", lambda t: t[f"{MODULE}.g_idx"].copy_(torch.arange(96).flip(0) // 32), 'says "desc_act": false'),
+    ("gptq", lambda t: t[f"{MODULE}.g_idx"].copy_(torch.arange(96).flip(0) // 32), "config.json does not say so"),
     ("gptq act-order", lambda t: t[f"{MODULE}.g_idx"].fill_(7), "names group 7 or 7; there are groups 0 to 2"),
     ("gptq act-order", lambda t: t[f"{MODULE}.g_idx"].fill_(-9), "names group -9 or -9; there are groups 0 to 2"),
     (

@@ -16,8 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.checkpoints.sizes import SIZES
+from tests.checkpoints.write import randomise, write_tokenizer
+
 Tensors = dict[str, Tensor]
 Writer = Callable[[str, Tensor], tuple[Tensors, Tensor]]  # (module, weight) to (tensors by name, values)
+COMMON = {**SIZES, "hidden_size": 96, "head_dim": 48, "num_hidden_layers": 2, "tie_word_embeddings": False}
 PLAIN = ("norm", "embed", "lm_head", "mlp.gate.", ".bias")  # what stays in floats
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
@@ -314,6 +318,22 @@ KINDS: dict[str, Kind] = {
     "fp4": Kind(bnb4("fp4", nested=False), BNB4, coded=False),
     "bitsandbytes int8": Kind(bnb8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
+
+
+def write_floats(folder: Path, *, moe: bool = False, intermediate: int = 192) -> Path:
+    """A small Qwen 3 in fp32, with an MLP of this width or with experts of it."""
+    import transformers
+
+    if moe:
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
+        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**COMMON, **experts))
+    else:
+        config = transformers.Qwen3Config(**COMMON | {"intermediate_size": intermediate})
+        model = transformers.Qwen3ForCausalLM(config)
+    randomise(model, 0, norm_mean=1.0)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
 
 
 def write_pair(source: Path, to: Path, kind: Kind) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import broken, first_bytes
 from penstock.families.checkpoint.fp8 import Fp8
 from penstock.families.checkpoint.scheme import Decoder, read_tensors
-from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
+from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.hf_config import HFConfig
 
 HEADS = ("lm_head", "embed_out", "score", "output")  # linear modules outside of the layers
@@ -68,9 +68,6 @@ class Coded:
                     f"is {found[name].dtype} without codes, but config.json says that it is quantised ({fmt.name})",
                 )
         return found if self.fp8 is None else self.fp8.join(found, wanted)
-
-    def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
-        raise TypeError("each layout decodes its own matrices")
 
 
 def _drop_zero_bias(name: str, found: dict[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]) -> None:

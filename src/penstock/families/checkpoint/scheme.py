@@ -31,7 +31,7 @@ class Decoder(Protocol):
         ...
 
 
-class Scheme(Decoder, Protocol):
+class Scheme(Protocol):
     """A way to store quantised matrices. To add one, write its class and a line in SCHEMES (see schemes.py)."""
 
     def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:

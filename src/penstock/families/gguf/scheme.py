@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
 from penstock.families.checkpoint.schemes import with_scheme
-from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
+from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.gguf.config import rotary_dim
 from penstock.families.gguf.names import EXPERT, halves, hf_tensor_name, is_interleaved
 from penstock.families.spec import ModelSpec, Parameter
@@ -27,9 +27,6 @@ class Gguf:
         self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
     ) -> dict[str, StoredTensor]:
         return dict(tensors)
-
-    def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
-        return rows
 
 
 def as_in_file(spec: ModelSpec, file: GgufFile) -> ModelSpec:
