@@ -42,7 +42,7 @@ def bitsandbytes(config: HFConfig, quantization: HFConfig) -> Coded:
     kept = module_names(quantization, "llm_int8_skip_modules")
 
     def layout_of(module: str) -> FourBits | EightBits | None:
-        linear = in_layers(module) or is_head(module)
+        linear = in_layers(module) or (is_head(module) and bool(kept))  # without a list heads stay in floats
         skipped = any(module == name or module.endswith(f".{name}") for name in kept)
         return layout if linear and not skipped else None
 
