@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.config import format_bytes
@@ -159,6 +160,8 @@ def _put(own: Staging, read: PlannedRead, rows: Rows) -> None:
     dtype, packer = read.source.dtype, read.packer
     if rows.format is not None:
         assert rows.scales is not None
+        if not np.isfinite(rows.scales).all():
+            raise ValueError("its scales hold infinity or NaN")
         coded = CodedRows(rows.values, rows.scales, rows.mins, rows.format, rows.order)
         if isinstance(packer, CodePacker):
             packer.put_codes(read.target, coded)

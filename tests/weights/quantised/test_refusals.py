@@ -120,6 +120,7 @@ def damages(draw: st.DrawFn) -> tuple[str, str, Any]:
     return what, str(draw(st.integers(0, 9))), draw(st.integers(-3, 300))
 
 
+WHOLE: dict[str, tuple[Path, dict[str, torch.Tensor], dict[str, Any]]] = {}  # what is damaged, by kind
 DTYPES = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32)
 VALUES = (None, 0, -1, 7, 1 << 40, "x", [], {}, True, 1.5)
 
@@ -156,10 +157,12 @@ def test_anything_broken_loads_or_is_refused_in_one_line(
     source: Source, tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
 ) -> None:
     """Some changes do no harm, such as other codes. Nothing else than an error of ours may come of them."""
-    folder = tmp_path_factory.mktemp("broken")
-    quantised, _ = write_pair(source(), folder, KINDS[kind])
-    tensors = load_file(quantised / "model.safetensors")
-    config = deepcopy(json.loads((quantised / "config.json").read_text()))
+    if kind not in WHOLE:
+        folder, _ = write_pair(source(), tmp_path_factory.mktemp("broken"), KINDS[kind])
+        config = json.loads((folder / "config.json").read_text())
+        WHOLE[kind] = folder, load_file(folder / "model.safetensors"), config
+    quantised, whole, config = WHOLE[kind]
+    tensors, config = {name: tensor.clone() for name, tensor in whole.items()}, deepcopy(config)
     for what, place, value in data.draw(st.lists(damages(), min_size=1, max_size=2)):
         if any(name.startswith(MODULE) for name in tensors):
             damage(tensors, config, what, int(place), value)

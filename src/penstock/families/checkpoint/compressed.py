@@ -208,7 +208,7 @@ def _layout(weights: HFConfig, half: bool) -> Layout | Fp8:
     if (kind, bits) == ("float", 8):
         return Fp8.of_block(weights, "block_structure")
     if (kind, bits) == ("float", 4) and size in (16, 32):
-        return Fp4(size)
+        return Fp4(int(size))
     if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel", "tensor"):
         raise weights.unsupported("weights", f"{kind} of {bits} bits, strategy {strategy}", SCHEMES)
     group = group_size(weights, multiple=16) if strategy == "group" else 0

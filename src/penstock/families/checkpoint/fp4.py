@@ -56,7 +56,8 @@ class Fp4:
         if whole:
             one = part.read(whole[0], range(1), 0, 4).view(np.float32)[0, 0]
             factors = e4m3()[stored]
-            factors = factors * one if whole[0].name.endswith("_scale_2") else factors / one
+            with np.errstate(all="ignore"):  # what is not finite is refused later
+                factors = factors * one if whole[0].name.endswith("_scale_2") else factors / one
         else:
             factors = np.ldexp(np.float32(1), stored.astype(np.int32) - 127)
         fmt = self.format(2 * words.shape[1])

@@ -35,7 +35,7 @@ def scheme_of(config: HFConfig, quantization: HFConfig) -> Scheme:
     method = quantization.get("quant_method")
     if {*(config.texts("architectures") or ())} & {*ARCHITECTURES} and method != "mxfp4":
         raise config.unsupported("quantization_config", method, "mxfp4, or weights in floats")
-    if method not in SCHEMES:
+    if not isinstance(method, str) or method not in SCHEMES:
         raise config.unsupported("quantization_config", method, SUPPORTED)
     return SCHEMES[method](config, quantization)
 
