@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SAMPLES, LENGTH = 32, 256
+SAMPLES, LENGTH = 16, 128
 TOOLS = (
     *("gptq", "gptq-asym", "gptq-act-order", "gptq-8", "gptq-3"),
     *("awq", "w4a16", "w4a16-asym", "w8a8", "nvfp4"),
