@@ -128,7 +128,7 @@ class EightBits:
     """The layout of a matrix of int8."""
 
     def format(self, columns: int) -> WeightFormat:
-        return grouped("bitsandbytes int8", 8, 0, columns, symmetric=True, half=False)
+        return grouped("bitsandbytes int8", 8, 0, columns)
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         codes = found.get(name)

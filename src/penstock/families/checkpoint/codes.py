@@ -7,7 +7,7 @@ or bfloat16, both are exact in fp32.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.config.weights import INT8, Codes, WeightFormat
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, RowStep, StoredTensor
@@ -28,8 +28,8 @@ def grouped(
     group: int,
     columns: int,
     *,
-    symmetric: bool,
-    half: bool,
+    symmetric: bool = True,
+    half: bool = False,
     ordered: bool = False,
     table: Codes | None = None,
 ) -> WeightFormat:
@@ -55,8 +55,9 @@ def _held_group(group: int, columns: int) -> int:
     return next((size for size in _GROUPS[:2] if columns % (_RANKS * size) == 0), 32)
 
 
-def unpack(words: "NDArray[np.uint32]", bits: int) -> "NDArray[np.uint8]":
-    """The codes [rows, count] in rows of words, the lowest bits first. A code of 3 bits may lie in two words."""
+def unpack(words: "NDArray[Any]", bits: int) -> "NDArray[np.uint8]":
+    """The codes [rows, count] in rows of words of 32 bits, or of bytes, the lowest bits first. A code of 3 bits may lie
+    in two words."""
     import numpy as np  # not at the top: see stored.py
 
     if bits == 3:

@@ -69,8 +69,8 @@ class Integers:
     columns: int = 0  # of the matrix, once it is known
 
     def format(self, columns: int) -> WeightFormat:
-        facts = {"symmetric": self.symmetric, "half": self.half, "ordered": self.act_order}
-        return grouped(f"int{self.bits}", self.bits, self.group, columns, **facts)
+        sizes = self.bits, self.group, columns
+        return grouped(f"int{self.bits}", *sizes, symmetric=self.symmetric, half=self.half, ordered=self.act_order)
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         packed = found.pop(f"{name}_packed", None)

@@ -31,7 +31,7 @@ class Fp4:
     def format(self, columns: int) -> WeightFormat:
         if self.group == 32:
             return replace(GGUF_FORMATS["MXFP4"], scales="f32")
-        return grouped("NVFP4", 4, self.group, columns, symmetric=True, half=False, table="mxfp4")
+        return grouped("NVFP4", 4, self.group, columns, table="mxfp4")
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         codes = found.pop(f"{name}_packed", None) or found.get(name)
@@ -72,4 +72,5 @@ def e4m3() -> "NDArray[np.float32]":
     exponent, fraction = codes >> 3 & 15, codes & 7
     values = np.ldexp(np.where(exponent > 0, 8.0 + fraction, fraction), np.maximum(exponent, 1) - 10)
     values[codes & 127 == 127] = np.nan
-    return np.where(codes > 127, -values, values).astype(np.float32)
+    signed: NDArray[np.float32] = np.where(codes > 127, -values, values).astype(np.float32)
+    return signed

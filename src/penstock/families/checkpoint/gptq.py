@@ -95,8 +95,8 @@ class Gptq:
         return Coded(layout_of)
 
     def format(self, columns: int) -> WeightFormat:
-        facts = {"symmetric": self.symmetric, "half": self.half, "ordered": self.act_order}
-        return grouped(f"GPTQ int{self.bits}", self.bits, self.group, columns, **facts)
+        sizes = self.bits, self.group, columns
+        return grouped(f"GPTQ int{self.bits}", *sizes, symmetric=self.symmetric, half=self.half, ordered=self.act_order)
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         module = name.removesuffix(".weight")

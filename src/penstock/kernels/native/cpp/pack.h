@@ -44,7 +44,7 @@ struct PackJob {
 // quantize.h describes.
 //
 // Returns -1 if memory is refused, -2 if k values of the type take more than row_stride bytes or part of a block, or if
-// coded rows are for a weight that is not grouped or has scales of two levels, else
+// coded rows are for a weight that is not grouped, or whose scales have two levels, else
 // the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the format cannot hold.
 // Several threads may call at once, each with rows of its own.
 int64_t pack_rows(const PackJob& job);
