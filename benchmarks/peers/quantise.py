@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 SAMPLES, LENGTH = 16, 128
 TOOLS = (
     *("gptq", "gptq-asym", "gptq-act-order", "gptq-8", "gptq-3"),
-    *("awq", "w4a16", "w4a16-asym", "w8a8", "nvfp4"),
+    *("awq", "w4a16", "w4a16-asym", "rtn", "rtn-asym", "w8a8", "nvfp4"),
     *("nf4", "fp4", "int8"),
 )
 
@@ -52,19 +52,22 @@ def by_llmcompressor(tool: str, source: str, out: Path, group: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     common = {"targets": "Linear", "ignore": ["lm_head"]}
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group}
-    scheme = {"group_0": {"targets": ["Linear"], "weights": {**weights, "symmetric": tool != "w4a16-asym"}}}
+    scheme = {"group_0": {"targets": ["Linear"], "weights": {**weights, "symmetric": not tool.endswith("-asym")}}}
     if tool == "awq":
         from llmcompressor.modifiers.awq import AWQModifier
 
         scheme["group_0"]["weights"]["symmetric"] = False
         recipe: Any = AWQModifier(config_groups=scheme, ignore=["lm_head"])
+    elif tool.startswith("rtn"):
+        recipe = QuantizationModifier(config_groups=scheme, ignore=["lm_head"])
     elif tool in ("w8a8", "nvfp4"):
         recipe = QuantizationModifier(scheme="W8A8" if tool == "w8a8" else "NVFP4A16", **common)
     else:
         recipe = GPTQModifier(config_groups=scheme, ignore=["lm_head"])
     ids = texts(tokenizer)
     data = Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * len(each) for each in ids]})
-    oneshot(model=model, dataset=data, recipe=recipe, max_seq_length=LENGTH, num_calibration_samples=SAMPLES)
+    calibration = {"dataset": data, "max_seq_length": LENGTH, "num_calibration_samples": SAMPLES}
+    oneshot(model=model, recipe=recipe, **({} if tool.startswith("rtn") else calibration))
     model.save_pretrained(out, save_compressed=True)
     tokenizer.save_pretrained(out)
 
