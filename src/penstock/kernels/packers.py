@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import DeviceScheme, Stored, WeightFormat, device_format
+from penstock.kernels.coded_rows import CodedRows
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.native.codes import CodedRows
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking, section_at

@@ -25,8 +25,8 @@ from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
 from penstock.kernels import CodePacker, DensePacker, Packer, Packing, ScaledPacker
+from penstock.kernels.coded_rows import CodedRows
 from penstock.kernels.native import gguf_rows
-from penstock.kernels.native.codes import CodedRows
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import NativePacking
 from penstock.observe.progress import progress_bar

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.weights import GGUF_FORMATS, Stored, WeightFormat, cpu_format
-from penstock.kernels.native.codes import CODED, CodedRows, same_order
+from penstock.kernels.coded_rows import CODED, CodedRows, same_order
 from penstock.kernels.native.layout import Layout, native_format
 from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory

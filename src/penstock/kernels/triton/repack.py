@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import COLUMNS, device_width
-from penstock.kernels.native.codes import CodedRows, same_order
+from penstock.kernels.coded_rows import CodedRows, same_order
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.native.packing import PackedWeight
