@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import broken, first_bytes
 from penstock.families.checkpoint.fp8 import Fp8
-from penstock.families.checkpoint.scheme import Decoder, read_tensors
+from penstock.families.checkpoint.scheme import RowDecoder, read_tensors
 from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.hf_config import HFConfig
 
@@ -24,7 +24,7 @@ _REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{)")
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 
 
-class Layout(Decoder, Protocol):
+class MatrixLayout(RowDecoder, Protocol):
     """How the codes of a matrix [n, k] and what belongs to them are stored."""
 
     def format(self, columns: int) -> WeightFormat | None:
@@ -42,7 +42,7 @@ class Coded:
     """A scheme with a layout for each module. `layout_of` maps a module's name, such as model.layers.0.mlp.up_proj, to
     its layout, or to None if it is in floats. `fp8` joins matrices of FP8 with their scales."""
 
-    layout_of: Callable[[str], Layout | None] = field(repr=False, compare=False)
+    layout_of: Callable[[str], MatrixLayout | None] = field(repr=False, compare=False)
     fp8: Fp8 | None = None
 
     def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:

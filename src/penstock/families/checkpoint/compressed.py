@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.coded import (
     Coded,
-    Layout,
+    MatrixLayout,
     group_size,
     half_scales,
     in_layers,
@@ -166,7 +166,7 @@ def compressed_tensors(config: HFConfig, quantization: HFConfig) -> Coded:
         raise quantization.unsupported("transform_config", "with transforms", "none: they are computed in each step")
     groups = quantization.section("config_groups") or HFConfig({})
     half, fp8 = half_scales(config), None
-    found: list[tuple[_Modules, Layout | None]] = []
+    found: list[tuple[_Modules, MatrixLayout | None]] = []
     for name in groups.names():
         group = groups.section(name) or HFConfig({})
         _check_format(group)
@@ -183,7 +183,7 @@ def compressed_tensors(config: HFConfig, quantization: HFConfig) -> Coded:
         raise quantization.unsupported("config_groups", None, SCHEMES)
     ignored = _Modules(quantization, "ignore")
 
-    def layout_of(module: str) -> Layout | None:
+    def layout_of(module: str) -> MatrixLayout | None:
         if module in ignored:
             return None
         for matches in (_Modules.by_name, _Modules.by_class):  # names come first
@@ -201,7 +201,7 @@ def _check_format(fields: HFConfig) -> None:
         raise fields.unsupported("format", named, ", ".join(FORMATS))
 
 
-def _layout(weights: HFConfig, half: bool) -> Layout | Fp8:
+def _layout(weights: HFConfig, half: bool) -> MatrixLayout | Fp8:
     bits, kind = weights.integer("num_bits", 8), weights.one_of("type", "int", "float")
     size = weights.get("group_size")
     strategy = weights.get("strategy") or ("group" if size else "tensor")

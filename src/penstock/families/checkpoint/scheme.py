@@ -22,7 +22,7 @@ UNREAD = (
 )
 
 
-class Decoder(Protocol):
+class RowDecoder(Protocol):
     """Decodes the rows of tensors that were joined."""
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
@@ -53,7 +53,7 @@ class Scheme(Protocol):
 class Decode:
     """Decodes the rows of a joined tensor while it is read."""
 
-    decoder: Decoder
+    decoder: RowDecoder
     others: tuple[StoredTensor, ...]
 
     def __call__(self, rows: Rows, part: ReadPart) -> Rows:
