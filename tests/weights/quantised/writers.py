@@ -22,6 +22,7 @@ from tests.checkpoints.write import randomise, write_tokenizer
 Tensors = dict[str, Tensor]
 Writer = Callable[[str, Tensor], tuple[Tensors, Tensor]]  # (module, weight) to (tensors by name, values)
 COMMON = {**SIZES, "hidden_size": 96, "head_dim": 48, "num_hidden_layers": 2, "tie_word_embeddings": False}
+COMMON["max_position_embeddings"] = 1024
 PLAIN = ("norm", "embed", "lm_head", "mlp.gate.", ".bias")  # what stays in floats
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
