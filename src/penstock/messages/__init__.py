@@ -5,6 +5,7 @@ from penstock.messages.block_keys import BlockKeys
 from penstock.messages.control import Completed, ControlAnswer, ControlMessage, ForgottenBlocks, ResetCache, Sleep, Wake
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
+    GRAMMARS_BUSY,
     OUT_OF_MEMORY,
     BlockChanges,
     EngineInfo,
@@ -48,6 +49,7 @@ from penstock.messages.stream import Stream
 from penstock.messages.window import Window
 
 __all__ = [
+    "GRAMMARS_BUSY",
     "GRAMMAR_TOO_COMPLEX",
     "LATER_PRIORITY",
     "NEUTRAL",

@@ -56,6 +56,7 @@ class BlockChanges(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # So begin errors of a request that have a status of their own.
 GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"
 OUT_OF_MEMORY = "the engine's memory did not suffice for this request"
+GRAMMARS_BUSY = "too many grammars that were too complex are still being followed"
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.messages import GRAMMAR_TOO_COMPLEX
 from penstock.text.grammars.compile import first_line
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Seconds of processor time. A mask usually takes 0.05 ms. The slowest measured for realistic grammars: 26 ms for a
 # schema of 800 optional properties, 20 ms for a constant of 4,000 characters.
 SEQUENCE_SECONDS = 0.05  # the budget of a sequence
-TOKEN_SECONDS = 0.004  # each token adds so much to the budget again
+TOKEN_SECONDS = 0.004  # each token adds so much to the budget again;
+LARK_TOKEN_SECONDS = 0.001  # in a grammar that may be ambiguous: many outputs could use all they are given
 GRAMMAR_SECONDS = 0.1  # if one mask or token takes longer, the grammar is refused for all sequences
 RENEW_SECONDS = 0.1  # the limit for compiling a grammar again, and for replaying an output
 RENEW_TOKENS = 64  # the least number of tokens between two renewals for one sequence
@@ -31,8 +32,8 @@ RENEW_TOKENS = 64  # the least number of tokens between two renewals for one seq
 _LEXER_FAILED = re.compile("lexer error|fails parse")
 _REFUSED = "doesn't satisfy the grammar"  # llguidance's error for a token that the grammar does not allow
 _OUT_OF_TIME = (
-    f"{GRAMMAR_TOO_COMPLEX}: the limit of its processor time is {1e3 * SEQUENCE_SECONDS:g} ms, and "
-    f"{1e3 * TOKEN_SECONDS:g} ms more for each token"
+    f"{GRAMMAR_TOO_COMPLEX}: the limit of its processor time is {1e3 * SEQUENCE_SECONDS:g} ms, and {{:g}} ms more for "
+    "each token"
 )
 
 
@@ -40,16 +41,27 @@ _OUT_OF_TIME = (
 class CompiledGrammar:
     matcher: "LLMatcher"  # in its first state: sequences get copies
     seconds: float  # that compiling took
+    token_seconds: float = TOKEN_SECONDS  # that each token adds to the budget of an output
     refusal: str = ""  # why no sequence may use it any more; empty if they may
 
 
 Renew = Callable[[CompiledGrammar], CompiledGrammar | None]
 
 
+class Calls(NamedTuple):
+    """How llguidance is called."""
+
+    clock: Callable[[], float]  # the processor time of what calls it
+    consume: Callable[["LLMatcher", int], bool]  # consumes a token
+
+
+_DIRECT = Calls(time.thread_time, lambda matcher, token_id: matcher.consume_token(token_id))
+
+
 class GrammarCopy:
     """Follows one output through a grammar."""
 
-    __slots__ = ("_compiled", "_matcher", "_renew", "_renewed_at", "_spent", "_taken", "error")
+    __slots__ = ("_compiled", "_matcher", "_renew", "_renewed_at", "_spent", "_taken", "began", "calls", "error")
 
     def __init__(self, compiled: CompiledGrammar, renew: Renew) -> None:
         """`renew` returns a new compiled grammar in place of one whose lexer has failed, or None if that takes too
@@ -60,6 +72,8 @@ class GrammarCopy:
         self._taken: list[int] = []  # the output's tokens
         self._renewed_at = -RENEW_TOKENS  # the number of tokens at the last renewal
         self._spent = 0.0  # seconds of the sequence's budget
+        self.calls = _DIRECT
+        self.began = 0.0  # the processor time when the running call began
         self.error = compiled.refusal or first_line(self._matcher.get_error())  # empty if the output can continue
 
     def compute(self, address: int, size: int, drafts: list[int]) -> None:
@@ -79,7 +93,10 @@ class GrammarCopy:
 
     def consume(self, token_id: int) -> None:
         """Advances by a token of the output."""
-        self._spent = max(self._spent - TOKEN_SECONDS, 0.0)
+        if self.refused:  # another output of the grammar may keep its lexer locked
+            self._fail(self._compiled.refusal)
+            return
+        self._spent = max(self._spent - self._compiled.token_seconds, 0.0)
         if not self._consume(token_id) and not (self._lexer_failed() and self._renewed() and self._consume(token_id)):
             refused = _REFUSED in self._matcher.get_error()  # else the grammar has met a limit of the library
             what = f"the request's grammar cannot be followed beyond token {token_id}"
@@ -88,33 +105,48 @@ class GrammarCopy:
 
     def forced(self) -> Sequence[int]:
         """Returns the tokens of the only text that the grammar allows next; empty if there is a choice."""
-        began = time.thread_time()
+        self.began = self.calls.clock()
         tokens = self._matcher.compute_ff_tokens()
-        self._spend(time.thread_time() - began)
+        self._spend()
         return tokens
+
+    def settle(self) -> str:
+        """Returns `error`, in which every token so far counts."""
+        return self.error
+
+    @property
+    def refused(self) -> bool:
+        """Whether no sequence may use the grammar any more."""
+        return bool(self._compiled.refusal)
+
+    def refuse(self, seconds: float) -> None:
+        """Refuses the grammar for all sequences, since it took so many seconds of processor time for one token."""
+        self._compiled.refusal = f"{GRAMMAR_TOO_COMPLEX}: it took {seconds:.2f} s of processor time for one token"
+        self.error = self.error or self._compiled.refusal
 
     def _compute(self, address: int, size: int, drafts: list[int]) -> None:
         matcher: Any = self._matcher  # its stub lacks the function for drafts
-        began = time.thread_time()
+        self.began = self.calls.clock()
         if drafts:
             matcher.unsafe_compute_mask_ptr_with_draft_token(address, size, drafts)
         else:
             matcher.unsafe_compute_mask_ptr(address, size)
-        self._spend(time.thread_time() - began)
+        self._spend()
 
     def _consume(self, token_id: int) -> bool:
-        began = time.thread_time()
-        consumed = self._matcher.consume_token(token_id)
-        self._spend(time.thread_time() - began)
+        self.began = self.calls.clock()
+        consumed = self.calls.consume(self._matcher, token_id)
+        self._spend()
         return consumed
 
-    def _spend(self, seconds: float) -> None:
-        """Counts processor time of this thread, which does not depend on other work on the machine."""
+    def _spend(self) -> None:
+        """Counts the processor time of a call, which does not depend on other work on the machine."""
+        seconds = self.calls.clock() - self.began
         self._spent += seconds
         if self._spent > SEQUENCE_SECONDS:
-            self.error = self.error or _OUT_OF_TIME
+            self.error = self.error or _OUT_OF_TIME.format(1e3 * self._compiled.token_seconds)
         if seconds > GRAMMAR_SECONDS:
-            self._compiled.refusal = f"{GRAMMAR_TOO_COMPLEX}: it took {seconds:.2f} s of processor time for one token"
+            self.refuse(seconds)
 
     def _fail(self, what: str) -> None:
         """Sets `error`, with llguidance's reason. The first error stays."""
@@ -128,10 +160,11 @@ class GrammarCopy:
         """Renews the grammar and replays the output in it. Returns False if that takes too long."""
         if len(self._taken) < self._renewed_at + RENEW_TOKENS:
             return False
+        self.began = self.calls.clock() + RENEW_SECONDS  # so long it may take
         compiled = self._renew(self._compiled)
         if compiled is None:
             return False
         self._compiled, self._renewed_at = compiled, len(self._taken)
         self._matcher = compiled.matcher.deep_copy()
-        end = time.thread_time() + RENEW_SECONDS
-        return all(self._matcher.consume_token(token_id) and time.thread_time() < end for token_id in self._taken)
+        end = self.began = self.calls.clock() + RENEW_SECONDS
+        return all(self.calls.consume(self._matcher, token_id) and self.calls.clock() < end for token_id in self._taken)
