@@ -44,6 +44,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.messages import EngineError
         from penstock.observe.logs import configure_logging
         from penstock.prepare.model import find_given, prepare_found, read_given
+        from penstock.prepare.promises import promise
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
@@ -60,6 +61,10 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         import uvloop
 
         dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
+        if prepared.hardware.device == "cpu":
+            promise(
+                sum(row.bytes for plan in prepared.resolved.ranks for row in plan.rows[:-1])
+            )  # the last one is free
         show_memory(prepared.resolved)
         try:
             if supervisor is None:

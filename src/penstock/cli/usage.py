@@ -238,9 +238,10 @@ def main(app: typer.Typer, obj: object = None) -> None:
 def _status(error: Exception) -> int | None:
     """Returns the exit status for an error that is shown without a traceback, or None for a bug."""
     from penstock.messages import EngineError
+    from penstock.weights.gguf_choice import HubFailure
 
+    if isinstance(error, OSError | EngineError | HubFailure):  # a full disk, a closed terminal, an engine that died
+        return 1
     if isinstance(error, ValueError):  # a wrong setting, model or checkpoint
         return 2
-    if isinstance(error, OSError | EngineError):  # a full disk, a closed terminal, an engine that died
-        return 1
     return None

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from penstock.frontend.answer import collect, stream
@@ -107,6 +108,7 @@ class Site:
             siblings=self.siblings,
             held=held,
             unread=info.unread,
+            show=partial(setattr, info, "shown"),
         )
         try:
             yield context

@@ -62,7 +62,7 @@ class GuardedCopy:
     def compute(self, address: int, size: int, drafts: Sequence[int]) -> None:
         self.start(drafts)
         if not self.settle():
-            ctypes.memmove(address, self._masks.ctypes.data, size * len(self._masks))
+            ctypes.memmove(address, self._masks.ctypes.data, size * (1 + len(drafts)))
 
     def forced(self) -> Sequence[int]:
         """Returns the token that is the only one allowed next: the mask says that without the lexer."""
@@ -81,7 +81,7 @@ class GuardedCopy:
     def _follow(self) -> None:
         """Runs on a lane."""
         copy, drafts = self._copy, self._drafts
-        masks = np.full((1 + len(drafts), self._words), 0xFFFFFFFF, np.uint32)
+        masks = np.full((2 + len(drafts), self._words), 0xFFFFFFFF, np.uint32)  # the last one is no mask
         while True:
             while self._ahead and not copy.error:
                 copy.consume(self._ahead.popleft())

@@ -2,7 +2,7 @@
 
 llguidance cannot be interrupted: an ambiguous grammar may keep it busy for seconds with one token. So such grammars are
 followed on other threads, without Python's lock. A call that takes too much processor time is given up. Its thread goes
-on with a lower priority until the call returns, and another thread takes its place.
+on, only when a processor is idle, until the call returns. Another thread takes its place.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 0.02  # of processor time, that a call of llguidance may take
 POLL_SECONDS = 0.002  # between two looks at the processor time of a call
-LOW_PRIORITY = 10  # the niceness of a thread whose call was given up
 MOST_GIVEN_UP = 16  # threads; beyond this, new sequences with such grammars are refused
 _THREADS = "/proc/self/task"
 
@@ -44,7 +43,8 @@ class Lane:
     """A thread that runs tasks.
 
     llguidance keeps Python's lock while it consumes a token, unless it consumes several at once on threads of its own.
-    So a lane has an executor of llguidance with one thread, and an idle matcher beside the one that works.
+    So a lane has an executor of llguidance with one thread, and an idle matcher beside the one that works. That thread
+    runs no Python, but for texts that a grammar forces. So it can have the lowest priority without others waiting.
     """
 
     def __init__(self, tasks: "SimpleQueue[Task]", tokenizer: "LLTokenizer") -> None:
@@ -54,8 +54,10 @@ class Lane:
         self._idle = LLMatcher(tokenizer, "-", log_level=0)  # no grammar: it is in error
         before = set(os.listdir(_THREADS))
         self._executor = LLExecutor(1)
-        self._ids = [int(thread) for thread in set(os.listdir(_THREADS)) - before]  # of its threads
-        self._calls = Calls(self._clock, self._consume)
+        self._executor_id = max(
+            map(int, set(os.listdir(_THREADS)) - before)
+        )  # a thread is created while Python is locked
+        self._calls = Calls(self._clock, self._consume, self._compute)
         self._task: Task | None = None
         self._left = False  # it ends after its task
         self._thread = threading.Thread(target=self._work, name="grammar", daemon=True)
@@ -74,13 +76,11 @@ class Lane:
             return False
         task.copy.refuse(CALL_SECONDS)
         self._left = task.given_up = True
-        for thread in self._ids:
-            with contextlib.suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, thread, LOW_PRIORITY)
+        with contextlib.suppress(OSError):  # it has ended, or may not change that
+            os.sched_setscheduler(self._executor_id, os.SCHED_IDLE, os.sched_param(0))
         return True
 
     def _work(self) -> None:
-        self._ids.append(threading.get_native_id())
         while not self._left:
             task = self._tasks.get()
             task.copy.calls, task.copy.began = self._calls, self._clock()
@@ -96,10 +96,19 @@ class Lane:
 
     def _clock(self) -> float:
         # Linux numbers the clock of a thread's processor time so (CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED).
-        return sum(time.clock_gettime((~thread << 3) | 6) for thread in self._ids)
+        return time.clock_gettime((~self._executor_id << 3) | 6)
 
     def _consume(self, matcher: "LLMatcher", token_id: int) -> bool:
         return self._executor.consume_token_par([(matcher, token_id), (self._idle, 0)])[0]
+
+    def _compute(self, matcher: "LLMatcher", address: int, size: int, drafts: list[int]) -> None:
+        """The line after the masks gets that of the idle matcher."""
+        spare = 1 + len(drafts)
+        if drafts:
+            both = [(matcher, 0, drafts), (self._idle, spare, [0])]
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(both, address, size, 1 + spare)
+        else:
+            self._executor.unsafe_compute_mask_ptr([(matcher, 0), (self._idle, spare)], address, size, 1 + spare)
 
 
 class Lanes:

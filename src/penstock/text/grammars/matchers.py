@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.messages import Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar
-from penstock.text.grammars.copies import (
-    LARK_TOKEN_SECONDS,
-    RENEW_SECONDS,
-    TOKEN_SECONDS,
-    CompiledGrammar,
-    GrammarCopy,
-)
+from penstock.text.grammars.copies import RENEW_SECONDS, CompiledGrammar, GrammarCopy
 from penstock.text.grammars.guarded import GuardedCopy
 from penstock.text.grammars.lanes import Lanes
 from penstock.text.grammars.masks import MaskJob, MaskThreads
@@ -273,8 +267,7 @@ class GrammarMatchers:
     def _timed(tokenizer: "LLTokenizer", grammar: Grammar) -> CompiledGrammar:
         began = time.thread_time()
         matcher = compile_grammar(tokenizer, grammar)
-        token_seconds = LARK_TOKEN_SECONDS if grammar.kind == "lark" else TOKEN_SECONDS
-        return CompiledGrammar(matcher, time.thread_time() - began, token_seconds)
+        return CompiledGrammar(matcher, time.thread_time() - began, ambiguous=grammar.kind == "lark")
 
     def _renew(self, grammar: Grammar, failed: CompiledGrammar) -> CompiledGrammar | None:
         """Compiles a grammar again after its lexer has failed, for this sequence and later ones. Returns None if that
