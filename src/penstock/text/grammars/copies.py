@@ -55,7 +55,7 @@ class CompiledGrammar:
 Renew = Callable[[CompiledGrammar], CompiledGrammar | None]
 
 
-class Calls(NamedTuple):
+class LibraryCalls(NamedTuple):
     """How llguidance is called."""
 
     clock: Callable[[], float]  # the processor time of what calls it
@@ -70,7 +70,7 @@ def _compute(matcher: Any, address: int, size: int, drafts: list[int]) -> None: 
         matcher.unsafe_compute_mask_ptr(address, size)
 
 
-_DIRECT = Calls(time.thread_time, lambda matcher, token_id: matcher.consume_token(token_id), _compute)
+_DIRECT = LibraryCalls(time.thread_time, lambda matcher, token_id: matcher.consume_token(token_id), _compute)
 
 
 class GrammarCopy:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from penstock.text.grammars.copies import Calls, GrammarCopy
+from penstock.text.grammars.copies import GrammarCopy, LibraryCalls
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -57,7 +57,7 @@ class Lane:
         self._executor_id = max(
             map(int, set(os.listdir(_THREADS)) - before)
         )  # a thread is created while Python is locked
-        self._calls = Calls(self._clock, self._consume, self._compute)
+        self._calls = LibraryCalls(self._clock, self._consume, self._compute)
         self._task: Task | None = None
         self._left = False  # it ends after its task
         self._thread = threading.Thread(target=self._work, name="grammar", daemon=True)
