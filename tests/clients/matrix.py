@@ -85,7 +85,7 @@ _OTHERS_1 = ("langchain-anthropic==1.7.10", "langchain-ollama==1.1.0")
 _GRPC = ("tritonclient[http,grpc]", "grpcio-health-checking")
 _PROVIDERS_6 = ("@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod")
 _PROVIDERS_7 = ("@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod")
-_LLAMA_INDEX_NEEDS = ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like")
+_LLAMA_INDEX_NEEDS = ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0")
 _LM_EVAL_NEEDS = ("lm_eval[api]", "transformers", "torch==2.13.0")  # a newer torch would bring CUDA
 
 CLIENTS = (
@@ -106,7 +106,7 @@ CLIENTS = (
     *(Client("tritonclient", version, "triton_http.py", _TRITON, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
-    Client("llama-index", "LLAMA_VERSION", "with_llama_index.py", _LLAMA_INDEX, _LLAMA_INDEX_NEEDS),
+    Client("llama-index-core", "0.14.25", "with_llama_index.py", _LLAMA_INDEX, _LLAMA_INDEX_NEEDS),
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
     Client("sentence-transformers", "6.2.0", "test_sentence_transformers.py", _SENTENCES, ("torch==2.13.0",)),
 )
