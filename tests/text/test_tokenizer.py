@@ -342,6 +342,6 @@ print(usage_of_one(os.getpid())[0] - before)
 
 
 def test_texts_of_unknown_words_leave_little_in_memory() -> None:
-    """The library remembers words, and kept 10,000 of them for ever: 25 MB here, 100 MB in a server that was attacked."""
+    """The library remembers words, and kept 10,000 for ever: 25 MB here, 100 MB in a server that was attacked."""
     done = subprocess.run([sys.executable, "-c", CACHE, str(smollm2())], capture_output=True, text=True, timeout=120)
     assert int(done.stdout) < 12 << 20, done.stderr

@@ -29,7 +29,7 @@ def log_start(
 ) -> None:
     """Logs what was started, when it answers requests."""
     resolved = prepared.resolved
-    for line in _contents(resolved, info):
+    for line in _contents(prepared, info):
         log.info(line)
     if prepared.hardware.promised:
         left = format_bytes(prepared.hardware.promised)
@@ -79,16 +79,19 @@ def show_end(resolved: "Resolved", error: Exception) -> None:
         log.error("%s", error)
 
 
-def _contents(resolved: "Resolved", info: "EngineInfo") -> list[str]:
+def _contents(prepared: "PreparedModel", info: "EngineInfo") -> list[str]:
     """Returns lines about what was started and what it can hold."""
+    resolved = prepared.resolved
     required = resolved.server.api_key or resolved.server.api_key_file
     key = "clients must send the API key" if required else "no API key is required"
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
-    return [
-        f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}",
+    holds = (
         f"room for {tokens:,} tokens of prompts and answers; at most {info.max_model_len:,} in a request, and "
-        f"{info.max_num_seqs} answers at a time",
-    ]
+        f"{info.max_num_seqs} answers at a time"
+    )
+    if prepared.spec.pooling is not None:
+        holds = f"texts of at most {info.max_model_len:,} tokens, {info.max_num_seqs} at a time"
+    return [f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}", holds]
 
 
 def _end_tokens(prepared: "PreparedModel") -> str:
