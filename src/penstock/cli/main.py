@@ -11,6 +11,7 @@ from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 from penstock.cli.sections import SectionedHelp
+from penstock.cli.tenants.commands import add_tenant_commands
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def embed(
 
 add_model_commands(app)
 add_operate_commands(app)
+add_tenant_commands(app)
 
 
 @app.command(

@@ -100,6 +100,7 @@ def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardwar
         "device": hardware.device,
         "kv_cache_bytes": values["kv_cache_memory"],
         "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if ahead else 1),
+        "has_tenants": bool(values["tenants"]),
     }
     return EngineConfig(**{**same, **others})
 
@@ -162,12 +163,29 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
             "set --tls-certificate, or leave it out"
         )
-    has_key = values["api_key"] or values["api_key_file"]
+    _check_tenants(values, sources)
+    has_key = values["api_key"] or values["api_key_file"] or values["tenants"]
     if not (has_key or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
         )
+
+
+def _check_tenants(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    for name in ("api_key", "api_key_file"):
+        if values["tenants"] and values[name]:
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--tenants ({sources['tenants']}) has the keys of all clients, and --{flag} ({sources[name]}) is "
+                f"given, too; leave --{flag} out, and make keys with penstock tenants add"
+            )
+    for name in ("quota_redis", "audit"):
+        if values[name] not in ("", "none") and not values["tenants"]:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} ({sources[name]}) is about tenants, but there is no --tenants; add it")
+    if values["audit"] != "none" and values["state_dir"] == "none" and not values["audit_file"]:
+        raise ConfigError("--audit needs a file, and --state-dir is none; set --audit-file")
 
 
 def _is_loopback(host: str) -> bool:

@@ -37,6 +37,13 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     api_key: str | None = DEFAULTS["api_key"]
     api_key_file: str = DEFAULTS["api_key_file"]  # of more keys; "": none
     admin_key: str | None = DEFAULTS["admin_key"]  # of the operator's routes
+    tenants: str = DEFAULTS["tenants"]  # a tenants file; "": there are none
+    quota_redis: str = DEFAULTS["quota_redis"]  # URL; "": the counters of quotas are in memory
+    ledger_days: int = DEFAULTS["ledger_days"]
+    audit: Literal["none", "on", "required"] = DEFAULTS["audit"]
+    audit_file: str = DEFAULTS["audit_file"]  # "": audit.jsonl in the state folder
+    audit_heads: str = DEFAULTS["audit_heads"]  # a file; "": none
+    audit_key_file: str = DEFAULTS["audit_key_file"]  # of the secret that signs heads
     allowed_host: tuple[str, ...] = DEFAULTS["allowed_host"]  # names in the Host header, besides those of loopback
     trusted_proxy: tuple[str, ...] = DEFAULTS["trusted_proxy"]  # addresses and networks
     tls_certificate: str = DEFAULTS["tls_certificate"]  # PEM file; "": HTTP without TLS

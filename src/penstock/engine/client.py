@@ -156,6 +156,10 @@ class StreamingClient:
         """Let `call` be called when `state` has changed."""
         self._streams.on_state = call
 
+    def watch_ends(self, call: Callable[[TokenDelta], object]) -> None:
+        """Let `call` get the last deltas of choices whose stream was closed before their end."""
+        self._streams.on_last = call
+
     @property
     def failure(self) -> str:
         """Why the engine has ended for good, or ""."""

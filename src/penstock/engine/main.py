@@ -102,6 +102,7 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         speculation=config.speculation,
         num_speculative_tokens=config.num_speculative_tokens,
         max_step_drafts=config.max_step_drafts,
+        tenants=config.has_tenants,
     )
 
 

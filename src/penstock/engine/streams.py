@@ -75,6 +75,7 @@ class Streams:
         self.on_failure: Callable[[str], None] | None = None
         self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
         self.on_state: Callable[[], None] = lambda: None  # called when `state` has changed
+        self.on_last: Callable[[TokenDelta], object] | None = None  # gets the ends of choices whose stream was closed
         self._incarnation = incarnation
         self._streams: dict[str, Stream] = {}
         self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
@@ -252,6 +253,8 @@ class Streams:
                 self._refuse(delta)
             elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
+            elif self.on_last is not None and delta.timing is not None and delta.timing.usage is not None:
+                self.on_last(delta)
 
     def _find(self, name: str) -> Stream | None:
         return self._streams.get(name) or self._parts.get(name)

@@ -1,5 +1,6 @@
 """The operator's routes: reload, sleep and wake. All but /reload have vLLM's names."""
 
+import asyncio
 from typing import Protocol
 from urllib.parse import parse_qs
 
@@ -10,6 +11,7 @@ from starlette.routing import Route
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import request_info
+from penstock.frontend.http.keys import Keys
 from penstock.frontend.versions.serving import Serving
 
 _SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
@@ -24,8 +26,9 @@ class Reloading(Protocol):
 class AdminRoutes:
     """Routes of the operator, who has been recognised by `Access`."""
 
-    def __init__(self, serving: Serving, reloading: Reloading) -> None:
-        self._serving, self._reloading = serving, reloading
+    def __init__(self, serving: Serving, reloading: Reloading, keys: Keys | None = None) -> None:
+        """`keys` are read again with the model; None: `reloading` does that."""
+        self._serving, self._reloading, self._keys = serving, reloading, keys
 
     def routes(self) -> list[Route]:
         return [
@@ -37,6 +40,8 @@ class AdminRoutes:
 
     async def _reload(self, request: Request) -> Response:
         _check_admin(request)
+        if self._keys is not None:
+            await asyncio.to_thread(self._keys.reload)
         return _json({"message": await self._reloading.reload(drain_first=_switch(request, "drain_first"))})
 
     async def _sleep(self, request: Request) -> Response:

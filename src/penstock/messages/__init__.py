@@ -7,6 +7,7 @@ from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
     BlockChanges,
+    ComputeUsage,
     EngineInfo,
     EngineState,
     EngineStats,
@@ -42,7 +43,7 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, Thinking
+from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, TenantShare, Thinking
 from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of
 from penstock.messages.stream import Stream
 from penstock.messages.window import Window
@@ -58,6 +59,7 @@ __all__ = [
     "Capacity",
     "Clock",
     "Completed",
+    "ComputeUsage",
     "ControlAnswer",
     "ControlMessage",
     "DeadlineExceeded",
@@ -93,6 +95,7 @@ __all__ = [
     "StepResult",
     "StepTiming",
     "Stream",
+    "TenantShare",
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",

@@ -8,6 +8,16 @@ import msgspec
 from penstock.messages.plan import FinishReason, Identity, MemoryRow
 
 
+class ComputeUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a choice has used of its engine."""
+
+    computed: int = 0  # tokens, without prefix hits
+    repeated: int = 0  # of these, tokens computed again after a preemption
+    rejected: int = 0  # of these, draft tokens that were refused
+    step_seconds: float = 0.0  # its part of the time of its steps
+    block_seconds: float = 0.0  # KV blocks held, times seconds
+
+
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds on the engine's clock, given once with the delta that finishes a choice."""
 
@@ -17,6 +27,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     accepted_prediction: int = 0  # drafts from the request's prediction that were accepted
     rejected_prediction: int = 0
+    usage: ComputeUsage | None = None  # None: the engine does not measure it
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

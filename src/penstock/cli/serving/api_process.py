@@ -63,6 +63,7 @@ class Neighbours:
     def __init__(self, supervisor: SupervisorLink, start: ApiStart, lock: int) -> None:
         self._supervisor = supervisor
         self.first, self.fresh, self.storage_lock = not start.number, start.fresh, lock
+        self.number, self.ask, self.notify = start.number, supervisor.ask, supervisor.notify
 
     def run_batches(self) -> None:
         self._supervisor.notify("run_batches")
@@ -197,6 +198,8 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
     orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
+    if (office := answering.app.office) is not None:
+        orders["refuse"] = lambda refuses: office.records.refuse(refuses == "1")
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:

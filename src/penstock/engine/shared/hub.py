@@ -29,8 +29,17 @@ from penstock.engine.link.wire import (
     encode,
 )
 from penstock.engine.shared.orders import answered
-from penstock.messages import ControlAnswer, ControlMessage, EngineError, EngineStats, GenerateRequest, Stream
+from penstock.messages import (
+    ControlAnswer,
+    ControlMessage,
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    Stream,
+    TokenDelta,
+)
 
+MOST_CLOSED = 4096  # aborted requests that are remembered
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
 _NONE = EngineStats()
@@ -70,7 +79,7 @@ class ApiConnection:
     def post(self, stats: EngineStats, *, always: bool) -> None:
         """Send what is new. With `always`, send the statistics even if nothing else is."""
         out, changed = self._out, self._changed
-        if not (changed or always or out.rejected or out.aborted or out.replies):
+        if not (changed or always or out.deltas or out.rejected or out.aborted or out.replies):
             return
         self._changed = {}
         for name, stream in changed.items():
@@ -148,8 +157,14 @@ class ApiConnection:
         if stream.error is not None or stream.begun:
             notify()
 
+    def add_last(self, delta: TokenDelta) -> None:
+        """Send the end of a choice that the process has aborted."""
+        self._out.deltas.append(delta)
+        self._hub.flush_soon()
+
     def _abort(self, name: str) -> None:
         if (stream := self._streams.get(name)) is not None:
+            self._hub.closed(name, self)
             self._out.deltas.extend([*stream.take(), *stream.aborted()])
             self._release(name)
         self._out.aborted.append(name)
@@ -181,7 +196,9 @@ class Hub:
         self._flushing = False
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._closed: dict[str, ApiConnection] = {}  # requests that were aborted, until the engine has ended them
         client.on_change(self.flush_soon)
+        client.watch_ends(self._take_last)
 
     @property
     def requests(self) -> int:
@@ -205,11 +222,22 @@ class Hub:
         if self._connections:
             await self._left.wait()
 
+    def closed(self, name: str, connection: ApiConnection) -> None:
+        """Note that a request was aborted. Its process gets what the engine says of its end."""
+        self._closed[name] = connection
+        if len(self._closed) > MOST_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
     def flush_soon(self) -> None:
         """Send what is new, once for all that changes in this round of the event loop."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def _take_last(self, delta: TokenDelta) -> None:
+        connection = self._closed.get(delta.request_id)
+        if connection is not None and connection.open:
+            connection.add_last(delta)
 
     def close(self) -> None:
         """Close all connections. The engine goes on."""
