@@ -170,6 +170,8 @@ async def test_a_required_log_that_cannot_be_written_refuses_requests(
 ) -> None:
     site = tenant_site({"a": {}}, config={"audit": "required"})
     assert (await site.ask("a/default")).status_code == 200
+    log = site.folder / "state" / "audit.jsonl"
+    _until(lambda: log.exists() and log.stat().st_size > 0)
 
     def fails(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
