@@ -22,7 +22,7 @@ FLAGS = ("--api-processes", "2", "--max-num-seqs", "16", "--kv-cache-memory", "6
 FILE = """
 tenants:
   limited:
-    limits: {tokens_per_month: 1000}
+    limits: {tokens_per_month: 300}
   free: {}
 prices:
   - {since: 2026-01-01, input: 1, output: 2}
@@ -79,9 +79,9 @@ async def test_a_limit_holds_for_both_processes_together(place: Place) -> None:
     assert set(statuses) == {200, 429}
     wait_for(lambda: len([1 for row in place.rows("limited") if row[0] == 200]) >= statuses[200], PATIENCE, "the rows")
     used = sum(tokens for _, tokens, _ in place.rows("limited"))
-    assert used <= 1000
+    assert used <= 300
     each = next(tokens for status, tokens, _ in place.rows("limited") if status == 200)
-    assert used == statuses[200] * each and used + each > 1000
+    assert used == statuses[200] * each and used + each > 300
 
 
 async def test_a_process_that_is_killed_loses_no_row_that_was_settled(place: Place) -> None:

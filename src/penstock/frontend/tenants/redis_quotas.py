@@ -95,7 +95,7 @@ class RedisQuotas:
         charges = charges_of(tenant, limits, amounts, now)
         rows = [(c.key, c.amount, c.unit, int(c.ends - now) + 120, c.most) for c in charges]
         most = -1 if limits.concurrent_requests is None else limits.concurrent_requests
-        arguments = ["reserve", name, now, LIFE, most, amounts.requests, msgspec.json.encode(rows)]
+        arguments: list[Any] = ["reserve", name, now, LIFE, most, amounts.requests, msgspec.json.encode(rows)]
         answer = cast(list[Any], await self._answer(self._script(keys=_keys(tenant), args=arguments)))
         code, *used = (int(each) for each in answer)
         if code < 0:
