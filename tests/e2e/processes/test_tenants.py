@@ -1,6 +1,7 @@
 """`penstock serve --tenants` with two API processes: limits hold for both together, and one ledger has all requests."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -16,7 +17,7 @@ from penstock.config.tenants.file import add_key
 from penstock.config.tenants.keys import new_key
 from penstock.frontend.tenants.audit_check import check_audit, compare_with_ledger
 from tests.e2e.processes.test_api_processes import api_pids
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--max-model-len", "512")
 FILE = """
@@ -84,19 +85,6 @@ async def test_a_limit_holds_for_both_processes_together(place: Place) -> None:
     assert used == statuses[200] * each and used + each > 300
 
 
-async def test_a_process_that_is_killed_loses_no_row_that_was_settled(place: Place) -> None:
-    """Its requests break; those that were answered are in the ledger, once."""
-    before = len(place.rows("free"))
-    asked = [asyncio.create_task(send(place, place.keys["free"], max_tokens=100)) for _ in range(32)]
-    await asyncio.sleep(0.3)
-    os.kill(api_pids(place.server)[0], signal.SIGKILL)
-    statuses = Counter(await asyncio.gather(*asked))
-    wait_for(lambda: len(place.rows("free")) - before >= statuses[200], PATIENCE, "the rows")
-    rows = place.rows("free")[0:]
-    assert len([1 for status, _, _ in rows if status == 200]) - before == statuses[200]
-    wait_for(lambda: len(api_pids(place.server)) == 2, PATIENCE, "the new process")
-
-
 async def test_a_new_key_is_valid_after_a_reload(place: Place) -> None:
     admin, new = place.add("ops", admin=True), place.add("later")
     assert await send(place, new) == 401
@@ -116,6 +104,19 @@ async def test_a_new_key_is_valid_after_a_reload(place: Place) -> None:
             await asyncio.sleep(0.1)
 
 
+async def test_a_process_that_is_killed_loses_no_row_that_was_settled(place: Place) -> None:
+    """Its requests break; those that were answered are in the ledger, once."""
+    before = len(place.rows("free"))
+    asked = [asyncio.create_task(send(place, place.keys["free"], max_tokens=100)) for _ in range(32)]
+    await asyncio.sleep(0.3)
+    os.kill(api_pids(place.server)[0], signal.SIGKILL)
+    statuses = Counter(await asyncio.gather(*asked))
+    wait_for(lambda: len(place.rows("free")) - before >= statuses[200], PATIENCE, "the rows")
+    rows = place.rows("free")[0:]
+    assert len([1 for status, _, _ in rows if status == 200]) - before == statuses[200]
+    wait_for(lambda: len(api_pids(place.server)) == 2, PATIENCE, "the new process")
+
+
 async def test_the_audit_log_agrees_with_the_ledger_and_no_key_is_shown(place: Place) -> None:
     log = place.folder / "state" / "audit.jsonl"
     connection = sqlite3.connect(f"file:{place.folder / 'state' / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
@@ -128,3 +129,28 @@ async def test_the_audit_log_agrees_with_the_ledger_and_no_key_is_shown(place: P
     for key in place.keys.values():
         assert key not in shown and key.split("-", 2)[2] not in shown
         assert not [line for line in command_lines if key.encode() in line]
+
+
+async def test_the_ledger_has_the_time_in_which_the_engine_was_busy(place: Place) -> None:
+    """Also that of requests whose clients went before the end."""
+
+    def sums() -> tuple[float, float]:
+        text = httpx.get(place.server.url + "/metrics", timeout=PATIENCE, verify=False).text
+        connection = sqlite3.connect(f"file:{place.folder / 'state' / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
+        ((milliseconds,),) = connection.execute("SELECT SUM(step_ms) FROM requests").fetchall()
+        connection.close()
+        return gauge(text, "penstock_engine_step_seconds_total"), milliseconds / 1000
+
+    async def leave(after: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(after):
+                await send(place, place.keys["free"], max_tokens=400)
+
+    await asyncio.sleep(3)
+    before = sums()
+    await asyncio.gather(*(leave(0.2 + 0.05 * number) for number in range(12)), *(leave(60) for _ in range(8)))
+    await asyncio.sleep(3)
+    after = sums()
+    busy, accounted = after[0] - before[0], after[1] - before[1]
+    assert busy > 0.2
+    assert accounted == pytest.approx(busy, rel=0.01)

@@ -59,8 +59,8 @@ class ServiceCounters:
         tenant.served = max(tenant.served, min(waiting, default=last))
 
     def level(self, tenant: TenantService) -> float:
-        """Return the service that the tenant's place in the queue depends on. During its quantum it does not grow, and is
-        before equal ones."""
+        """Return the service that the tenant's place in the queue depends on. During its quantum it does not grow, and
+        comes before equal ones."""
         return math.nextafter(self._turn_began, -math.inf) if self._has_turn(tenant) else tenant.served
 
     def take_turn(self, tenant: TenantService) -> None:
