@@ -99,7 +99,7 @@ async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: i
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-    return {"p50": percentile(light.first, 50), "p99": percentile(light.first, 99), "tok_s": rate}
+    return {"p50": percentile(light.first, 0.5), "p99": percentile(light.first, 0.99), "tok_s": rate}
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ def main() -> None:
     columns = [("case", "case"), ("TTFT P50 s", "p50"), ("TTFT P99 s", "p99"), ("/ alone", "p99_ratio")]
     show_table("A light tenant beside a heavy one", [*columns, ("tok/s", "tok_s")], rows)
     write(
-        given.json, {"model": given.model, "heavy": given.heavy, "places": given.places, "rows": rows, "rounds": found}
+        {"model": given.model, "heavy": given.heavy, "places": given.places, "rows": rows, "rounds": found}, given.json
     )
 
 

@@ -111,8 +111,7 @@ class Planner:
             else:
                 # Leave a token to each later sequence, however long this one's prompt is.
                 decodes, later = index - others, len(running) - index - 1
-                allowance = self._allowance(sequence, step.budget - decodes - later)
-                self._extend(sequence, allowance, step)
+                self._extend(sequence, step.budget - decodes - later, step)
                 others += 1
         decodes = len(running) - others
         step.take(decodes)
@@ -124,10 +123,12 @@ class Planner:
         for sequence in sequences:
             decodes -= sequence.planned + 1 == sequence.expected
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
-                self._extend(sequence, self._allowance(sequence, step.budget - decodes), step)
+                self._extend(sequence, step.budget - decodes, step)
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepBuilder) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
+        if self._fair is not None:
+            allowance = self._allowance(sequence, allowance)
         end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
@@ -219,8 +220,8 @@ class Planner:
             if hit is None:
                 return
             tokens = min(sequence.target - hit.computed, self._allowance(sequence, step.budget))
-            if tokens <= 0:
-                return
+            if not tokens:
+                return  # its class may compute no more in this step
             if makes_late(step, tokens, hit.computed, self._model, now):
                 return
             self._note_start(sequence, hit.computed, now)
