@@ -15,7 +15,8 @@ from penstock.config.tenants.entries import QuotaLimits
 
 LIFE = 3600.0  # seconds after which what a reservation holds is given back if it was never settled
 NANO = 1_000_000_000  # a unit of the currency
-_SWEEP = 4096  # counters and reservations, from which on old ones are looked for at each reservation
+_SWEEP = 4096  # counters and reservations, beyond which old ones are looked for
+_SWEEP_SECONDS = 10.0  # between such looks
 
 Unit = Literal["requests", "tokens", "money"]
 Period = Literal["minute", "day", "month"]
@@ -73,10 +74,11 @@ class Quotas:
         self._ends: dict[str, float] = {}  # of the counters' windows
         self._open: dict[str, Reservation] = {}
         self._running: dict[str, int] = {}  # open reservations by tenant
+        self._swept = 0.0  # when old counters were last looked for
 
     def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts, now: float) -> Decision:
         """Reserve what a request may use. `name` is its id: a second call with it reserves nothing more."""
-        if len(self._used) + len(self._open) > _SWEEP:
+        if len(self._used) + len(self._open) > _SWEEP and now >= self._swept + _SWEEP_SECONDS:
             self._sweep(now)
         charges = charges_of(tenant, limits, amounts, now)
         if name not in self._open:
@@ -124,7 +126,8 @@ class Quotas:
         return self._used.get(key, 0)
 
     def _sweep(self, now: float) -> None:
-        """Forget counters of windows that ended a window ago, and give back reservations that were never settled."""
+        """Forget counters of windows that have ended, and give back reservations that were never settled."""
+        self._swept = now
         for name in [name for name, held in self._open.items() if held.expires <= now]:
             self.settle(name, Amounts())
         for key in [key for key, ends in self._ends.items() if ends + 120 <= now]:
