@@ -327,3 +327,18 @@ def test_a_quantum_keeps_common_prefixes_cached() -> None:
     first, fair, quantum = _prefix_hits(fair=False), _prefix_hits(fair=True), _prefix_hits(fair=True, quantum=400.0)
     assert fair < 0.95 * first, "the workload is to be one in which taking turns costs hits"
     assert quantum >= 0.95 * first
+
+
+def test_a_cap_on_prompts_delays_no_decode_of_the_class() -> None:
+    """One sequence of the class decodes through block borders while a long prompt of the same class uses up the cap."""
+    shared = Shared(blocks=400, max_model_len=128)
+    share = TenantShare(rank=1, step_tokens=4)
+    shared.add("now", Arrival(0, "t", 4, 60))
+    shared.add("short", Arrival(0, "t", 3, 20), share=share)
+    for _ in range(2):
+        shared.step()
+    shared.add("long", Arrival(0, "t", 80, 4), share=share)
+    while shared.sim.outputs["short", 0].finish_reason is None:
+        before = len(shared.sim.outputs["short", 0].token_ids)
+        shared.step()
+        assert len(shared.sim.outputs["short", 0].token_ids) == before + 1

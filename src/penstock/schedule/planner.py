@@ -127,7 +127,7 @@ class Planner:
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepBuilder) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
-        if self._fair is not None:
+        if self._fair is not None and sequence.expected - sequence.planned > 1:  # not a decode
             allowance = self._allowance(sequence, allowance)
         end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
