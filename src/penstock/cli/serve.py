@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli.options import Flags
@@ -16,7 +17,7 @@ from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.serving.supervisor import Supervisor
-    from penstock.config import Given
+    from penstock.config import Given, ServerConfig
     from penstock.engine.client import StreamingClient
     from penstock.frontend.versions.serving import Serving
     from penstock.prepare.model import PreparedModel
@@ -43,14 +44,18 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
         from penstock.observe.logs import configure_logging
-        from penstock.prepare.model import find_given, prepare_found, read_given
+        from penstock.prepare.model import read_given
 
         given, default = read_given(model, flags), ServerConfig()
+        if given.settings.repository and given.settings.model is None:
+            child.take_over().close()  # the engines of its language models start with their own settings
+            _serve_repository(given, flags, began)
+            return
         port = default.port if given.settings.port is None else given.settings.port
         host = given.settings.host or default.host
         sock = bind(host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
-        prepared = prepare_found(find_given(given))
+        prepared = _prepared(given)
         child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began)
         supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
@@ -74,6 +79,23 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 signal.signal(number, signal.SIG_IGN)
             if supervisor is not None:
                 supervisor.kill()
+
+
+def _prepared(given: "Given") -> "PreparedModel":
+    """Resolves the settings of the model. Beside a repository with language models it gets a part of the machine."""
+    from penstock.prepare.model import find_given, prepare_found
+
+    if not given.settings.repository:
+        return prepare_found(find_given(given))
+    from penstock.cli.serving.shares import language_models, machine_share
+    from penstock.config import ConfigError
+    from penstock.prepare.device import detect_device
+
+    try:
+        engines = 1 + language_models(Path(given.settings.repository))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return prepare_found(find_given(given), machine_share(detect_device(given.settings.device), engines))
 
 
 def _allow_open_files() -> None:
@@ -124,7 +146,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from penstock.cli.machine import cost_model
         from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
-        from penstock.frontend import Serving
+        from penstock.cli.serving.repository import ServedRepository
+        from penstock.frontend import ModelRegistry, Serving
         from penstock.frontend.http.loading import answering_early
         from penstock.observe.metrics import Metrics
         from penstock.prepare.checks import check_tls
@@ -155,7 +178,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     serving = Serving(
         served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
     )
-    answering = Answering(serving, server, metrics, grpc)
+    repository = ServedRepository(server, start.flags, metrics, serving) if server.repository else None
+    registry = ModelRegistry(serving) if repository is None else repository.registry
+    answering = Answering(registry, server, metrics, grpc)
 
     def ready() -> None:
         if served.thinking_budget is not None and served.chat_format.reasoning is None:
@@ -164,9 +189,78 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
 
     sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after))
     try:
+        if repository is not None:
+            async with answering_early(start.sock, None if tls is None else tls.context):
+                await repository.start()
         await answering.run(start.sock, ready)
     finally:
         sleeping.cancel()
+        if repository is not None:
+            await repository.close()
+
+
+def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
+    """Serves a repository, without a model on the command line."""
+    import uvloop
+
+    from penstock.cli.address import bind, listen
+    from penstock.config import resolve_server
+    from penstock.messages import EngineError
+    from penstock.observe.logs import configure_logging
+    from penstock.observe.stderr import complain
+    from penstock.prepare.checks import check_grpc, check_tls
+
+    server = resolve_server(given)
+    sock = bind(server.host, server.port)
+    grpc_sock = None if server.grpc_port is None else bind(server.host, server.grpc_port, "--grpc-port")
+    check_grpc(server)
+    check_tls(server)
+    listen(sock)
+    dropped_lines = configure_logging(server.log_level, server.log_format)
+    try:
+        uvloop.run(_repository_main(server, flags, sock, grpc_sock, dropped_lines, began))
+    except (EngineError, OSError) as error:
+        complain(f"penstock: {error}")
+        sys.exit(1)
+
+
+async def _repository_main(
+    server: "ServerConfig",
+    flags: Flags,
+    sock: socket.socket,
+    grpc_sock: socket.socket | None,
+    dropped_lines: Callable[[], int],
+    began: float,
+) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from penstock.cli.address import url_of
+    from penstock.cli.serving.answering import Answering
+    from penstock.cli.serving.repository import ServedRepository
+    from penstock.frontend.http.loading import answering_early
+    from penstock.observe.metrics import Metrics
+    from penstock.prepare.checks import check_tls
+
+    metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
+    tls = check_tls(server)
+    repository = ServedRepository(server, flags, metrics, None)
+    grpc = None
+    if grpc_sock is not None:
+        grpc = _address(grpc_sock)
+        grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+
+    def ready() -> None:
+        url = url_of(sock, tls=tls is not None)
+        log.info("serving %s on %s, ready after %.1f s", server.repository, url, time.monotonic() - began)
+        if grpc is not None:
+            log.info("KServe's gRPC service is on %s:%d", *grpc)
+
+    try:
+        async with answering_early(sock, None if tls is None else tls.context):
+            await repository.start()
+        await Answering(repository.registry, server, metrics, grpc).run(sock, ready)
+    finally:
+        await repository.close()
 
 
 async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:

@@ -18,7 +18,7 @@ from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
-from penstock.declared.settings import SETTINGS
+from penstock.declared.settings import SERVER, SETTINGS
 
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -68,6 +68,15 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     sources.setdefault("model", "default: the model for a first try")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in SETTINGS})
+
+
+def resolve_server(given: Given) -> ServerConfig:
+    """Choose the settings of a server without a model of its own, which has a repository. Raises ConfigError."""
+    values: dict[str, Any] = {setting.name: setting.default for rows in SERVER.values() for setting in rows}
+    values.update((name, value) for name, value in _given_values(given).items() if value is not None)
+    sources = {**dict.fromkeys(values, "default"), **given.sources}
+    _check_server(values, sources)
+    return _server(values, "", ())
 
 
 def _given_values(given: Given) -> dict[str, Any]:
@@ -146,6 +155,20 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         raise ConfigError(
             f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
             "PENSTOCK_WATERMARK_KEY"
+        )
+    _check_server(values, sources)
+
+
+def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    if values["repository"] and values["api_processes"] > 1:
+        raise ConfigError(
+            f"--repository ({sources['repository']}) works with one API process, and --api-processes "
+            f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
+        )
+    if values["load_model"] and not values["repository"]:
+        raise ConfigError(
+            f"--load-model ({sources['load_model']}) is {values['load_model'][0]!r}, but there is no --repository; "
+            "add it"
         )
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(

@@ -43,6 +43,8 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     tls_key: str = DEFAULTS["tls_key"]  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
+    repository: str = DEFAULTS["repository"]  # a folder of models; "": none
+    load_model: tuple[str, ...] = DEFAULTS["load_model"]  # of the repository, at the start; (): all
     manage_models: bool = DEFAULTS["manage_models"]  # clients of Ollama's API may download and delete models
     state_dir: str = DEFAULTS["state_dir"]  # auto: by the port; none: nothing is stored
     seed: int | None = DEFAULTS["seed"]  # of requests without one; None: each draws its own

@@ -111,6 +111,10 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "penstock/port-N in the user's folder for state", words="`~/.local/state/penstock/port-PORT`",
                 more="Of [responses](responses.md), and of [files and batches](batch.md#on-a-server). With `none`, "
                 "nothing is stored"),
+        Setting("repository", text("DIR"), "Folder of models to serve, of any kind, also beside MODEL", "",
+                "one model is served", words="none", more="[repository.md](repository.md)"),
+        Setting("load_model", Kind("list", "NAME"), "Model of the repository to load at the start, or none; repeatable",
+                (), "all that the folder has", words="all", more="In a file or a variable, with commas between them"),
         Setting("manage_models", ONE_WAY, "Let clients of Ollama's API download and delete models", False,
                 "clients change nothing on this machine", more="[ollama.md](ollama.md)"),
     ),

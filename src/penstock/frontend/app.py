@@ -69,8 +69,7 @@ def create_app(
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     probes = _Probes(models, lifecycle, metrics if siblings is None else siblings, wires)
-    served = models.default
-    admin = AdminRoutes(served, served.reloads if siblings is None else siblings)
+    admin = AdminRoutes(models, siblings)
     rest = _starlette([*probes.routes(), *admin.routes()], paths)
     template = _templates(rest.router.routes)
     errors = _Errors(paths, template, limits.retry_after)
@@ -95,7 +94,9 @@ def create_app(
         is_socket=frozenset(route.path.encode() for route in routes if route.kind == "socket").__contains__,
         is_page=_page_paths(route.path for route in routes if route.public),
         quiet=[_shown(route.path) for route in routes if not route.logged],
-        retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
+        retry_after=lambda: max(
+            (served.model.client.queue.retry_after() for served in models.all), default=limits.retry_after
+        ),
         background=background,
         logged_share=config.access_log,
         proxies=TrustedProxies(config.trusted_proxy),
@@ -183,14 +184,26 @@ class _Dispatch:
     def __init__(self, paths: Mapping[str, PathApp], rest: ASGIApp) -> None:
         self._paths = paths
         self._posts = {path: app for path, app in paths.items() if "POST" in app.methods and "{" not in path}
+        self._infer = paths.get("/v2/models/{model:path}/infer")
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # of a path that takes them, else it would not be one
             await self._paths[scope["path"]](scope, receive, send)
             return
-        app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        path = scope["path"]
+        app = self._posts.get(path) if scope["method"] == "POST" else None
+        if app is None and self._infer is not None and (model := _inferred(scope["method"], path)):
+            scope["path_params"] = {"model": model}
+            app = self._infer
         await (app or self._rest)(scope, receive, send)
+
+
+def _inferred(method: str, path: str) -> str:
+    """The model of a request to infer without a version; "" for other requests."""
+    if method != "POST" or not path.startswith("/v2/models/") or not path.endswith("/infer") or "/versions/" in path:
+        return ""
+    return path[len("/v2/models/") : -len("/infer")]
 
 
 class _Probes:
@@ -246,7 +259,8 @@ class _Probes:
     async def _show_openapi(self, request: Request) -> Response:
         from penstock.frontend.openapi import document  # needs the packages of all wires
 
-        return Response(document(tuple(self._wires), self._models.default.model.name), media_type="application/json")
+        name = self._models.default.model.name if self._models.all else "MODEL"
+        return Response(document(tuple(self._wires), name), media_type="application/json")
 
 
 def _shown(path: str) -> str:

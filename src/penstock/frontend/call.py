@@ -40,6 +40,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     siblings: Siblings | None = None  # None: this is the only API process
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
     unread: HeldBytes | None = None  # the answer's part of the budget of answers; None: it is not bounded
+    admin: bool = False  # the request has the operator's key, or needs none
 
     async def for_model(self, name: str | None) -> "ModelContext":
         """Returns the context with the model that the request names; None: the default model. Its version stays until

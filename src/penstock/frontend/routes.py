@@ -107,6 +107,7 @@ class Site:
             siblings=self.siblings,
             held=held,
             unread=info.unread,
+            admin=info.admin,
         )
         try:
             yield context
@@ -199,6 +200,7 @@ class _Route:
         self._site = site
         self._wire = wire
         self._function = route.function
+        self._binary = route.binary
 
 
 class _GenerateRoute(_Route):
@@ -213,12 +215,13 @@ class _GenerateRoute(_Route):
                 raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
             check_generates(only.model)
         if site.tracer is not None:
-            info.trace = site.tracer.begin(trace_headers(scope), info.start, site.models.default.model.name)
+            name = site.models.default.model.name if site.models.all else ""
+            info.trace = site.tracer.begin(trace_headers(scope), info.start, name)
         if only is not None:
             only.model.client.queue.check()
         held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
+            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
             async with while_connected(receive):
                 with site.context(scope, held, check_generates) as context:
                     call = cast(Call | Answer, await read(body, context))

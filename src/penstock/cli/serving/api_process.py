@@ -26,6 +26,7 @@ from penstock.engine.shared.hub_link import HubLink
 from penstock.engine.shared.orders import SupervisorLink
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.loading import answering_early
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError
@@ -191,7 +192,7 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
     server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
     serving = Serving(served, metrics, server.drain_timeout)
-    answering = Answering(serving, server, metrics, start.grpc, neighbours)
+    answering = Answering(ModelRegistry(serving), server, metrics, start.grpc, neighbours)
     background, tls = answering.app.background, answering.tls
     follower = Follower(serving, mux, supervisor)
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))

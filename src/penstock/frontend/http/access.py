@@ -39,6 +39,7 @@ from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
+ADMIN_PREFIX = b"/v2/repository/models/"  # loads and unloads models, if there is a repository
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
@@ -198,7 +199,10 @@ class Access:
             if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
-            is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
+            is_socket = scope["type"] == "websocket"
+            is_admin = raw_path in ADMIN_PATHS or (
+                self.models.tensors is not None and raw_path.startswith(ADMIN_PREFIX)
+            )
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
             if (origin is None and (is_socket or not self.keys.required)) or is_admin:
                 check_site(scope)
@@ -245,6 +249,15 @@ class Access:
         self._holder(bearer({"headers": headers}))
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted():
+            if await self._starts.next(scope["penstock.gone"]):
+                await self._app(scope, receive, send)
+            else:
+                request_info(scope).client_gone = True
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a request in flight as long as the block runs. Raises APIError 429."""
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
@@ -254,12 +267,18 @@ class Access:
             )
         self.lifecycle.begin()
         try:
-            if await self._starts.next(scope["penstock.gone"]):
-                await self._app(scope, receive, send)
-            else:
-                request_info(scope).client_gone = True
+            yield
         finally:
             self.lifecycle.end()
+
+    def in_flight(self) -> contextlib.AbstractContextManager[None]:
+        """Counts a request that does not run through the app, as long as the block runs. Raises APIError 429 or 503."""
+        self._check_open()
+        return self._counted()
+
+    def count(self, route: str, status: int) -> None:
+        """Counts the answer to such a request."""
+        self._metrics.http_request("POST", route, status)
 
     def _check_host(self, host: bytes | None) -> None:
         """Refuses other names in the Host header, such as a web page's name that was rebound to this host."""
