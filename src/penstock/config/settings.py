@@ -98,6 +98,7 @@ class GivenSettings(BaseModel):
         host: str | None
         port: int | None
         grpc_port: int | None
+        repository: str | None
         watermark: str | None
         watermark_key: str | None
 

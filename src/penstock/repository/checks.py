@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.messages.tensors import InferRequest, RequestRejected, Tensor, TensorSpec, check_data, strings
+from penstock.messages import RequestRejected
+from penstock.messages.tensors import InferRequest, Tensor, TensorSpec, check_data, strings
 
 MAX_TENSORS = 1024  # inputs of a request
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -246,8 +246,8 @@ class Repository:
                 await self.unload(name)
             except LoadFailed as error:
                 errors.append(str(error))
-        for error in errors:
-            _log.error("%s", error)
+        for text in errors:
+            _log.error("%s", text)
         _log.info("the models of %s are loaded: %s", path, ", ".join(wanted) or "none")
 
     async def _settled(self, entry: Entry) -> str:
@@ -356,10 +356,10 @@ class Repository:
         async with self._changed:
             self._changed.notify_all()
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(cast("asyncio.Future[None]", work))
-        self._tasks.add(cast("asyncio.Task[None]", task))
-        task.add_done_callback(self._tasks.discard)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _member(self, name: str, version: str) -> TensorModel | None:
         return self.find(name, version) or self._text_member(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from penstock.prepare.engine import verified
 from penstock.prepare.model import find_given, prepare_found, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
+from penstock.repository.loader import Loader
 from penstock.repository.metrics import RepositoryMetrics
 from penstock.repository.service import Repository
+from penstock.repository.settings import Kind
 from penstock.weights.manifest import ManifestCheck
 
 _log = logging.getLogger("penstock.repository")
@@ -138,7 +141,7 @@ class ServedRepository:
             engines = language_models(path) + (served is not None)
             self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines)
             taken = () if served is None else served.model.names
-            loaders = {"llm": self._loader}
+            loaders: Mapping[Kind, Loader[EngineModel]] = {"llm": self._loader}
             self.repository = Repository(path, loaders, taken=taken, text_member=self._text_member)
         except ValueError as error:
             raise ConfigError(str(error)) from None

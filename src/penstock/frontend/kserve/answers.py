@@ -9,6 +9,7 @@ INFERRED = {**_HEAD, "outputs": [{**_TENSOR, "data?": [(str, float, bool)]}]}
 SERVER = {"name": str, "version": str, "extensions": [str]}
 MODEL = {"name": str, "versions": [str], "platform": str, "inputs": [_TENSOR], "outputs": [_TENSOR]}
 _CONFIGURED = {"name": str, "data_type": str, "dims": [int]}
+_ANY = {str: Any}
 CONFIG = {
     **dict.fromkeys(("name", "platform", "backend"), str),
     "max_batch_size": int,
@@ -16,8 +17,12 @@ CONFIG = {
     "output": [{**_CONFIGURED, "label_filename?": str}],
     "model_transaction_policy?": {"decoupled": bool},
     # of one-shot models
-    **dict.fromkeys(("version_policy?", "dynamic_batching?", "ensemble_scheduling?", "response_cache?"), {str: Any}),
-    **dict.fromkeys(("optimization?", "parameters?"), {str: Any}),
+    "version_policy?": _ANY,
+    "dynamic_batching?": _ANY,
+    "ensemble_scheduling?": _ANY,
+    "response_cache?": _ANY,
+    "optimization?": _ANY,
+    "parameters?": _ANY,
     "instance_group?": [{"name": str, "kind": str, "count": int}],
     "default_model_filename?": str,
 }

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,6 +45,7 @@ STDERR = 2
 # Takes the end of a batch, and the memory that its outputs are in; the memory is valid only during the call.
 Done = Callable[[BatchDone, memoryview], None]
 _log = logging.getLogger("penstock.repository")
+T = TypeVar("T")
 
 
 class _Running(NamedTuple):
@@ -134,7 +135,8 @@ class ModelProcess:
             self._send(encode(order))
             try:
                 async with asyncio.timeout(LOAD_SECONDS):
-                    return await waiting
+                    loaded: ModelLoaded = await waiting
+                    return loaded
             except TimeoutError:
                 self._kill(f"loading {order.path} took longer than {LOAD_SECONDS:g} s")
                 raise LoadFailed(f"loading took longer than {LOAD_SECONDS:g} s, the limit") from None
@@ -306,7 +308,7 @@ class ModelProcess:
         """Returns whether a model can never run again."""
         return model not in self._models
 
-    def _spawn(self, work: "asyncio.coroutines.Coroutine[None, None, None]") -> None:  # type: ignore[name-defined]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -323,7 +325,7 @@ class ModelProcess:
             await asyncio.sleep(0.005)
 
 
-def _settle(waiting: "asyncio.Future[object] | None", value: object) -> None:  # type: ignore[type-arg]
+def _settle(waiting: "asyncio.Future[T] | None", value: T) -> None:
     if waiting is not None and not waiting.done():
         waiting.set_result(value)
 

@@ -99,9 +99,11 @@ def encode(message: Any) -> bytes:
 
 def decode_order(packet: bytes | memoryview) -> ToChild:
     """Decodes a packet for the child."""
-    return _to_child.decode(packet)
+    order: ToChild = _to_child.decode(packet)
+    return order
 
 
 def decode_report(packet: bytes | memoryview) -> FromChild:
     """Decodes a packet from the child. Raises msgspec.DecodeError."""
-    return _from_child.decode(packet)
+    report: FromChild = _from_child.decode(packet)
+    return report

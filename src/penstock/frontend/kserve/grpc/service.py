@@ -329,8 +329,9 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
 def _parameter(pair: Any) -> tuple[str, Any]:
     """A parameter of a request to load a model, as the HTTP route has it: files are base64 there."""
     kind = pair.value.WhichOneof("choice")
-    value = None if kind is None else getattr(pair.value, kind)
-    return pair.key, base64.b64encode(value).decode() if kind == "bytes_param" else value
+    if kind == "bytes_param":
+        return pair.key, base64.b64encode(pair.value.bytes_param).decode()
+    return pair.key, None if kind is None else getattr(pair.value, kind)
 
 
 def _with_pairs(fields: Any) -> Any:
