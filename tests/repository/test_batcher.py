@@ -44,6 +44,10 @@ def test_preferred_sizes_leave_without_waiting() -> None:
     assert (batch := queued(rules, 2).plan(0.0)) is not None and batch.reason == "preferred"
     assert queued(rules, 1).plan(0.0) is None and queued(rules, 3).plan(0.0) is None
     assert (batch := queued(rules, 7).plan(0.0)) is not None and batch.reason == "full"  # beyond the largest
+    batch = queued(rules, 3, 4).plan(0.0)  # together they are beyond the largest
+    assert batch is not None and batch.requests == (0,)
+    batch = queued(rules, 3, 4).plan(10.0)  # the first has waited long enough
+    assert batch is not None and batch.rows == 7
     batch = queued(rules, 2, 1, 3, 1).plan(0.0)
     assert batch is not None and (batch.requests, batch.rows) == ((0, 1, 2), 6)
 

@@ -181,6 +181,8 @@ class Batcher:
             if rows + each.rows > rules.max_rows:
                 reason = "full"
                 break
+            if not best and chosen and rules.preferred and rows + each.rows > max(rules.preferred):
+                best = len(chosen)  # it cannot grow to a preferred size any more
             first = each.group
             chosen.append(each)
             rows += each.rows
@@ -189,13 +191,14 @@ class Batcher:
             if rows == rules.max_rows:
                 reason = "full"
                 break
-        if best:
+        exceeded = bool(rules.max_wait) and now >= min(each.arrived for each in chosen) + rules.max_wait
+        if best and not exceeded:
             return chosen[:best], "preferred"
         if reason is None and rules.preferred and rows > max(rules.preferred):
             reason = "full"
         if reason is None and self._need_not_wait():
             reason = "idle"
-        if reason is None and (not rules.max_wait or now >= min(each.arrived for each in chosen) + rules.max_wait):
+        if reason is None and (exceeded or not rules.max_wait):
             reason = "waited"
         return chosen, reason
 
