@@ -25,10 +25,12 @@ from typing import Any
 from results import parser, write
 from servers import free_port
 
+from penstock.observe.processes import usage
 from tests.repository.onnx_files import matmuls, put
 
 HERE = Path(__file__).parent
 SIZE = 1024
+WARM_SECONDS = 1.0  # of triton_load.py
 STATIC = "max-batch-size: 32\nbatching: {mode: static, max-wait: 0.05}\n"
 
 
@@ -43,12 +45,12 @@ def wait_until(url: str, process: subprocess.Popen[bytes], seconds: float = 120.
 
 
 @contextlib.contextmanager
-def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[None]:
+def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[int]:
     with log.open("wb") as sink:
         process = subprocess.Popen(command, cwd=cwd, stdout=sink, stderr=sink, start_new_session=True)
         try:
             wait_until(ready, process)
-            yield
+            yield process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -59,16 +61,18 @@ def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[No
 
 
 @contextlib.contextmanager
-def penstock(root: Path) -> Iterator[tuple[int, int]]:
+def penstock(root: Path) -> Iterator[tuple[int, int, int]]:
+    """A server: its HTTP port, its gRPC port and its process."""
     port, grpc = free_port(), free_port()
     command = [sys.executable, "-m", "penstock", "serve", "--repository", str(root), "--state-dir", "none"]
     command += ["--port", str(port), "--grpc-port", str(grpc), "--log-level", "warning"]
-    with running(command, f"http://127.0.0.1:{port}/readyz", HERE.parent, root.parent / "penstock.log"):
-        yield port, grpc
+    with running(command, f"http://127.0.0.1:{port}/readyz", HERE.parent, root.parent / "penstock.log") as pid:
+        yield port, grpc, pid
 
 
 @contextlib.contextmanager
-def mlserver(python: Path, folder: Path, model: Path) -> Iterator[int]:
+def mlserver(python: Path, folder: Path, model: Path) -> Iterator[tuple[int, int]]:
+    """The peer: its gRPC port and its process."""
     port, grpc, metrics = free_port(), free_port(), free_port()
     (folder / "settings.json").write_text(
         json.dumps(
@@ -90,8 +94,8 @@ def mlserver(python: Path, folder: Path, model: Path) -> Iterator[int]:
     )
     (folder / "mlserver_onnx.py").write_bytes((HERE / "peers/mlserver_onnx.py").read_bytes())
     command = [str(python.parent / "mlserver"), "start", "."]
-    with running(command, f"http://127.0.0.1:{port}/v2/health/ready", folder, folder / "log"):
-        yield grpc
+    with running(command, f"http://127.0.0.1:{port}/v2/health/ready", folder, folder / "log") as pid:
+        yield grpc, pid
 
 
 def load(python: Path, grpc: int, model: str, clients: int, seconds: float, rate: float = 0.0) -> dict[str, float]:
@@ -99,6 +103,17 @@ def load(python: Path, grpc: int, model: str, clients: int, seconds: float, rate
     made = subprocess.run([*command, str(rate)], stdout=subprocess.PIPE, check=True, timeout=seconds + 120)
     found: dict[str, float] = json.loads(made.stdout.splitlines()[-1])
     return found
+
+
+def load_of(python: Path, grpc: int, pid: int, clients: int, seconds: float) -> dict[str, float]:
+    """What `load` returns, and the processor time of a request in the server's processes, in microseconds, which other
+    work on the machine does not change much."""
+    before = usage(pid)
+    found = load(python, grpc, "matmul", clients, seconds)
+    after = usage(pid)
+    assert before is not None and after is not None
+    requests = found["rate"] * (seconds + WARM_SECONDS)
+    return {**found, "server_cpu_us": round((after[1] - before[1]) / requests * 1e6, 1)}
 
 
 def counts(port: int, model: str) -> dict[str, Any]:
@@ -137,22 +152,20 @@ def main() -> None:
         if "clients" in cases:
             found: dict[str, list[dict[str, float]]] = {}
             for turn in range(given.turns):
-                with penstock(root) as (_, grpc):
+                with penstock(root) as (_, grpc, pid):
                     for clients in (1, 16):
-                        found.setdefault(f"penstock {clients}", []).append(
-                            load(python, grpc, "matmul", clients, given.seconds)
-                        )
-                with mlserver(python, peer, model) as grpc:
+                        made = load_of(python, grpc, pid, clients, given.seconds)
+                        found.setdefault(f"penstock {clients}", []).append(made)
+                with mlserver(python, peer, model) as (grpc, pid):
                     for clients in (1, 16):
-                        found.setdefault(f"mlserver {clients}", []).append(
-                            load(python, grpc, "matmul", clients, given.seconds)
-                        )
+                        made = load_of(python, grpc, pid, clients, given.seconds)
+                        found.setdefault(f"mlserver {clients}", []).append(made)
                 print(f"turn {turn + 1}: " + ", ".join(f"{name} {runs[-1]}" for name, runs in found.items()))
             result["clients"] = {
                 name: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
                 for name, runs in found.items()
             }
-        with penstock(root) as (port, grpc):
+        with penstock(root) as (port, grpc, _):
             if "overhead" in cases:
                 result["overhead_us"] = round(overhead(python, port, grpc, given.seconds), 1)
             if "modes" in cases:

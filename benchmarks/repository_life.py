@@ -82,7 +82,7 @@ def cycles(root: Path, count: int) -> dict[str, Any]:
     put(root, "comes", matmuls(512))
     put(root, "broken", b"no model")
     samples = []
-    with penstock(root) as (port, _):
+    with penstock(root) as (port, _, _):
         for number in range(count):
             assert change(port, "comes", "load") == 200
             assert infer(port, "comes", 512) == 200
@@ -102,7 +102,7 @@ def many(root: Path, seconds: float) -> dict[str, Any]:
         put(root, name, matmuls(WIDTH, seed=number))
     weights = [1 / (place + 1) for place in range(len(names))]
     latencies: list[float] = []
-    with penstock(root) as (port, _):
+    with penstock(root) as (port, _, _):
         end = time.monotonic() + seconds
 
         def client(seed: int) -> None:
@@ -140,7 +140,7 @@ def swap(root: Path) -> dict[str, Any]:
     put(root, "large", large(1))
     statuses: list[tuple[float, float, int]] = []
     stop = threading.Event()
-    with penstock(root) as (port, _):
+    with penstock(root) as (port, _, _):
 
         def client() -> None:
             while not stop.is_set():

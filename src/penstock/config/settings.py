@@ -39,7 +39,11 @@ def _wires(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    names = [part.strip() for text in (value if isinstance(value, list) else [value]) for part in str(text).split(",")]
+    names = [
+        part.strip()
+        for text in (value if isinstance(value, list | tuple) else [value])
+        for part in str(text).split(",")
+    ]
     if not all(names):
         raise ValueError("give names, with commas between them")
     return tuple(names)

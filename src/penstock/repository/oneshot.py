@@ -165,7 +165,9 @@ class OnnxLoader:
             self.process.on_free = self._pump
         batched = settings.max_batch_size
         declared = tuple(_spec(each, batched or 0) for each in settings.inputs)
-        order = LoadModel(0, str(path), str(target.folder), -1 if batched is None else batched, declared)
+        order = LoadModel(
+            0, str(path), str(target.folder), -1 if batched is None else batched, declared, settings.threads
+        )
         number, loaded = await self.process.load(order)
         inputs = _merged(loaded.inputs, settings.inputs, loaded.max_rows, complete=True)
         outputs = _merged(loaded.outputs, settings.outputs, loaded.max_rows, complete=False)

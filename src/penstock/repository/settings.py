@@ -16,6 +16,7 @@ MAX_BYTES = 256 << 10  # of the file
 MAX_ROWS = 1 << 20  # of a batch
 MAX_WAIT = 3600.0  # seconds
 MAX_INSTANCES = 64
+MAX_THREADS = 256
 MAX_LEVELS = 32
 DEFAULT_ROWS = 32  # of a batch, where the model has a batch dimension and the settings do not say
 DEFAULT_QUEUE = 1024  # requests that wait in a level
@@ -107,6 +108,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     inputs: tuple[TensorSettings, ...] = ()
     outputs: tuple[TensorSettings, ...] = ()
     instances: int = 1
+    threads: int = 1  # that compute one batch
     batching: BatchSettings = BatchSettings()
     cache: bool = False  # keep answers, and give them to equal requests
     hang_timeout: float = HANG_SECONDS  # for one run
@@ -118,6 +120,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         """Raises ValueError for values that cannot be."""
         _check("instances", self.instances, 1, MAX_INSTANCES)
+        _check("threads", self.threads, 1, MAX_THREADS)
         _check("max-batch-size", self.max_batch_size or 0, 0, MAX_ROWS)
         _check("batching.max-wait", self.batching.max_wait, 0, MAX_WAIT)
         _check("hang-timeout", self.hang_timeout, 0.001, MAX_WAIT)

@@ -146,6 +146,7 @@ def of_config(config: dict[str, Any]) -> ModelSettings:
         "versions": _policy(config.get("version_policy", {})),
         "file": config.get("default_model_filename", ""),
         "instances": sum(max(group.get("count", 1), 1) for group in config.get("instance_group", ())) or 1,
+        "threads": _threads(config.get("parameters", {})),
         "batching": _batching(config.get("dynamic_batching")),
         "cache": config.get("response_cache", {}).get("enable", False),
         "triton": {name: config[name] for name in (*_SHOWN, "dynamic_batching") if name in config},
@@ -282,6 +283,14 @@ def _batching(fields: dict[str, Any] | None) -> dict[str, Any]:
         "levels": [_level(policies.get(number + 1, default)) for number in range(max(count, 1))],
         "default-level": int(fields.get("default_priority_level", 0)) or 1,
     }
+
+
+def _threads(parameters: dict[str, Any]) -> int:
+    """The threads of a run, as Triton's backend for onnxruntime names them."""
+    given = parameters.get("intra_op_thread_count", {}).get("string_value", "1")
+    if not given.isdigit():
+        raise SettingsError(f"parameter intra_op_thread_count is {given[:20]!r}; it must be a whole number")
+    return max(int(given), 1)
 
 
 def _level(policy: dict[str, Any]) -> dict[str, Any]:

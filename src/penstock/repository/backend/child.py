@@ -153,7 +153,7 @@ def main() -> None:
     for descriptor in (link, memory):
         os.set_inheritable(descriptor, False)
     cores = len(os.sched_getaffinity(0))
-    begin(cores)
+    begin()
     worker = ModelWorker(socket.socket(fileno=link), memoryview(mmap.mmap(memory, size)))
     for _ in range(cores + SPARE_THREADS - 1):
         threading.Thread(target=worker.run, daemon=True).start()

@@ -35,10 +35,9 @@ _ROWS = 3  # of the sample
 DEFAULT_ROWS = 32
 
 
-def begin(cores: int) -> None:
-    """Sets up what all sessions share: one pool of threads."""
+def begin() -> None:
+    """Sets up what all sessions share."""
     ort.disable_telemetry_events()
-    ort.set_global_thread_pool_sizes(cores, 1)
     ort.set_default_logger_severity(3)
 
 
@@ -50,10 +49,12 @@ class OnnxModel:
         path, root = Path(order.path), Path(order.root)
         check_onnx(path, root)
         options = ort.SessionOptions()
-        options.use_per_session_threads = False
+        options.intra_op_num_threads = order.threads  # 1: the run stays on the thread that took the packet
+        options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = False  # it would keep the largest batch's memory for good
         options.enable_mem_pattern = False
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads use no processor
+        # Threads that wait for each other must not spin: the server and the other models need the processors.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         there = ort.get_available_providers()
         providers = [name for name in _PROVIDERS if name in there]
         self._session = ort.InferenceSession(str(path), options, providers=providers)

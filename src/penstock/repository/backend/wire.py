@@ -27,6 +27,7 @@ class LoadModel(msgspec.Struct, tag="load", array_like=True):
     root: str  # the folder that files which the model names must be in
     max_rows: int  # of a batch, 0: no batch dimension; -1: the model decides
     inputs: tuple[TensorSpec, ...]  # as the settings declare them; (): as the model has them
+    threads: int  # that compute one run
 
 
 class RunBatch(msgspec.Struct, tag="run", array_like=True):
