@@ -101,6 +101,13 @@ def every_model(workshop: Workshop, target: Path) -> None:
 def identities(workshop: Workshop, target: Path) -> None:
     for folder in sorted(workshop.made("qa_identity_model_repository").iterdir()):
         shutil.copytree(folder, target / folder.name)
+    queue = target / "onnx_zero_1_float32_queue"
+    shutil.copytree(target / "onnx_zero_1_float32", queue)
+    text = (queue / "config.pbtxt").read_text().replace("onnx_zero_1_float32", queue.name)
+    rules = (
+        "max_queue_delay_microseconds: 1000000 preferred_batch_size: [ 4 ] default_queue_policy { max_queue_size: 1 }"
+    )
+    (queue / "config.pbtxt").write_text(f"{text}\ndynamic_batching {{ {rules} }}\n")
     one = target / "onnx_zero_1_object_1_element"
     shutil.copytree(target / "onnx_zero_1_object", one)
     config = one / "config.pbtxt"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages import RequestRejected
-from penstock.messages.tensors import LoadFailed, Tensor, check_data
+from penstock.messages.tensors import LoadFailed, Tensor, check_data, check_shape
 from penstock.repository.backend.arena import TensorArena
 from penstock.repository.backend.onnx_file import HostileFile, check_onnx
 from penstock.repository.entry import Folder
@@ -74,6 +74,7 @@ SHAPES = st.lists(st.integers(-2, 2**64), max_size=4).map(tuple)
 @given(st.sampled_from(["FP32", "BYTES", "INT8", "what"]), SHAPES, st.binary(max_size=40))
 def test_shapes_that_do_not_fit(datatype: str, shape: tuple[int, ...], data: bytes) -> None:
     with contextlib.suppress(RequestRejected):
+        check_shape(Tensor("x", datatype, shape, data))
         check_data(Tensor("x", datatype, shape, data))
         assert len(data) <= 40
 

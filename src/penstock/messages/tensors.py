@@ -143,8 +143,8 @@ def strings(data: Bytes, name: str) -> Iterator[memoryview]:
         yield view[start:at]
 
 
-def check_data(tensor: Tensor) -> None:
-    """Raises RequestRejected if the bytes of a tensor do not fit its datatype and shape."""
+def check_shape(tensor: Tensor) -> None:
+    """Raises RequestRejected for an unknown datatype, or a shape that no tensor can have."""
     name, shape = tensor.name[:100], tensor.shape
     size = DATATYPES.get(tensor.datatype)
     if size is None:
@@ -160,6 +160,12 @@ def check_data(tensor: Tensor) -> None:
         )
     if count * max(size, 1) > MAX_BYTES:
         raise RequestRejected(f"byte size overflow for input {name!r} of the shape {_shown(shape)}; send a smaller one")
+
+
+def check_data(tensor: Tensor) -> None:
+    """Raises RequestRejected if the bytes of a tensor do not fit its datatype and shape, which have been checked."""
+    name, shape = tensor.name[:100], tensor.shape
+    size, count = DATATYPES[tensor.datatype], elements(shape)
     if size:
         if len(tensor.data) != count * size:
             raise RequestRejected(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from penstock.messages import RequestRejected
-from penstock.messages.tensors import InferRequest, Tensor, TensorSpec, check_data, strings
+from penstock.messages.tensors import InferRequest, Tensor, TensorSpec, check_data, check_shape, strings
 
 MAX_TENSORS = 1024  # inputs of a request
 
@@ -59,6 +59,7 @@ class RequestCheck:
                 f"inference input {tensor.name!r} data-type is {tensor.datatype[:40]!r}, but model {self._name!r} "
                 f"expects {spec.datatype!r}"
             )
+        check_shape(tensor)
         shape = tensor.shape
         fits = len(shape) == len(spec.shape) and all(
             size == wanted or (wanted == -1 and size >= 0) for size, wanted in zip(shape, spec.shape, strict=True)

@@ -109,9 +109,9 @@ def raw_shape(size: int, datatype: str, shape: Sequence[int], name: str, *, rows
     """Returns the shape of an input whose bytes came alone, without JSON. Raises APIError 400."""
     inner = list(shape[1:] if rows else shape)
     if datatype == "BYTES":
-        if elements([abs(length) for length in inner]) != 1:
+        if elements(inner) != 1:
             raise invalid(f"For BYTE datatype raw input {name!r}, the model must have input shape [1]", "inputs")
-        return (1, *(abs(length) for length in inner)) if rows else tuple(abs(length) for length in inner)
+        return (1, *inner) if rows else tuple(inner)
     free = [place for place, length in enumerate(inner) if length == -1]
     if len(free) > 1:
         raise invalid(
