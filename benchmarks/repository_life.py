@@ -118,7 +118,7 @@ def many(root: Path, seconds: float) -> dict[str, Any]:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(client, range(8)))
         found = usage(port)
-    p50, p99 = np.percentile(latencies, [50, 99]) * 1000
+    p50, p99 = (float(each) * 1000 for each in np.percentile(latencies, [50, 99]))
     return {
         "requests": len(latencies),
         "p50_ms": round(p50, 2),

@@ -44,7 +44,7 @@ async def main(address: str, model: str, clients: int, seconds: float, rate: flo
         await asyncio.gather(*tasks)
     else:
         await asyncio.gather(*(loop() for _ in range(clients)))
-    p50, p99 = np.percentile(latencies, [50, 99]) * 1000
+    p50, p99 = (float(each) * 1000 for each in np.percentile(latencies, [50, 99]))
     print(json.dumps({"rate": len(latencies) / seconds, "p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}))
     await client.close()
 
