@@ -32,6 +32,7 @@ NAMED = typer.Option(
     "--model", metavar="MODEL", help="The same as the argument MODEL.", autocompletion=completion.model_names
 )
 FLAG_ONLY = typer.Option("--model", metavar="MODEL", help=WHICH_MODEL, autocompletion=completion.model_names)
+AGAINST = typer.Option(metavar="MODEL", help="Compare with MODEL: perplexity, KL divergence, greedy tokens.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
 CASES = typer.Option(metavar="CASES", help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
@@ -321,13 +322,15 @@ def quality(
     tokens_out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the scored token ids, for --tokens-in or another engine.")
     ] = None,
+    against: Annotated[str | None, AGAINST] = None,
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
 ) -> None:
     from penstock.cli.bench.quality import QualityOptions
     from penstock.cli.bench.quality import quality as command
 
-    command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
+    options = QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out, against)
+    command(model, options, json_file, flags)
 
 
 @bench.command(
