@@ -60,6 +60,7 @@ def main() -> None:
         num_calibration_samples=len(windows),
     )
     seconds = time.perf_counter() - began
+    model.generation_config.do_sample = True  # else transformers refuses to save a temperature
     model.save_pretrained(args.out, save_compressed=True)
     print(json.dumps({"seconds": round(seconds, 1)}), flush=True)
 

@@ -40,7 +40,7 @@ def moments(columns: int) -> Moments:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_gptq_lessens_the_error_of_new_inputs(fmt: Format, ordered: bool) -> None:
     columns = 768
     weights, found = torch.randn(64, columns, generator=torch.Generator().manual_seed(3)) * 0.05, moments(columns)
@@ -72,7 +72,7 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     found.add(x, held_out=False)
     weight = gptq(weights, Integers(4, 32, False, torch.bfloat16), found, ordered=True)
     assert torch.isfinite(weight.values).all()
-    assert (weight.values - weights).abs().max() < 1
+    assert (weight.values - weights).abs().max() < 2
 
 
 def test_the_method_with_the_least_error_is_taken() -> None:

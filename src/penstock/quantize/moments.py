@@ -54,7 +54,8 @@ class Moments:
             raised.diagonal().add_(strength * level)
             lower, status = torch.linalg.cholesky_ex(raised)
             if status == 0:
-                return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+                upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+                return upper
         return torch.eye(self.columns)
 
     def error(self, difference: Tensor) -> float:

@@ -32,7 +32,7 @@ def awq_scales(weights: Sequence[tuple[Tensor, Format]], moments: Moments) -> Te
         scales = (scales / (scales.amax() * scales.amin()).sqrt()).clamp(1e-4, 1e4)
         error = 0.0
         for matrix, fmt in weights:
-            weight = rounded(matrix * scales, fmt, moments.importance / scales.square(), search=True)
+            weight = rounded(matrix * scales, fmt, moments.importance / scales.square(), search=False)
             error += moments.error(matrix - weight.values / scales)
         if error < least:
             best, least = scales if exponent else None, error

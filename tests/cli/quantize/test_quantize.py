@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_the_table_is_what_transformers_measures(run_command: RunCommand, tmp_pa
     assert 0.8 < rows["all"]["agreement"] < 1
     methods = {choice["method"].rpartition("+")[2] for choice in result["choices"]}
     assert methods <= {"gptq", "gptq-ordered", "mse"} and len(result["choices"]) == 8 * 4
-    assert "same greedy token" in result["said"] and f"{rows['code']['perplexity']}" in result["said"]
+    assert "same token" in result["said"] and f"{rows['code']['perplexity']:.3f}" in result["said"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_codes_in_the_file_are_near_the_weights(
     for name, tensor in original.items():
         difference = (found[name] - tensor.float()).square().mean().sqrt() / tensor.float().square().mean().sqrt()
         exact = "norm" in name or "embed" in name or "3.mlp.down" in name
-        assert difference == 0 if exact else 0 < difference < 1.4 * 2.0**-bits * 2, name
+        assert difference == 0 if exact else 0 < difference < 4 * 2.0**-bits, (name, difference)
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     ignored = config.get("ignore") or [name[2:] for name in config["dynamic"]]
     assert "model.layers.3.mlp.down_proj" in ignored
@@ -114,9 +115,15 @@ def test_mixtures_and_other_layouts_are_quantised(
 
 def gguf_source(folder: Path) -> Path:
     """The embedded model as a GGUF file in F32."""
+    from safetensors.torch import load_file, save_file
+
     from tests.gguf_models import write_gguf
 
-    return write_gguf(Path(MODEL), folder / "model-f32.gguf", kind="F32")
+    floats = folder / "fp32"
+    shutil.copytree(MODEL, floats)
+    tensors = load_file(floats / "model.safetensors")
+    save_file({name: tensor.float() for name, tensor in tensors.items()}, floats / "model.safetensors")
+    return write_gguf(floats, folder / "model-f32.gguf", kind="F32")
 
 
 @pytest.mark.long
@@ -124,9 +131,9 @@ def test_gguf_files_are_read_by_the_engine_and_as_good_as_the_table_says(
     run_command: RunCommand, tmp_path: Path
 ) -> None:
     source, changes = gguf_source(tmp_path), {}
-    for kind, bits in (("Q4_K_M", 5.5), ("Q8_0", 8.6), ("Q4_0", 5.3)):
+    for kind, bits, method in (("Q4_K_M", 5.5, "gptq"), ("Q8_0", 8.6, "rtn"), ("Q4_0", 5.3, "mse")):
         out = tmp_path / f"{kind}.gguf"
-        result = made(run_command, out, "--scheme", f"gguf:{kind}", model=str(source))
+        result = made(run_command, out, "--scheme", f"gguf:{kind}", "--method", method, model=str(source))
         row = result["table"][-1]
         changes[kind] = row["change_percent"]
         file = read_gguf(out)
@@ -232,8 +239,6 @@ def test_models_and_outputs_that_do_not_fit_are_refused(
 
 
 def test_weights_that_are_not_finite_name_the_tensor(run_command: RunCommand, tmp_path: Path) -> None:
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "broken"

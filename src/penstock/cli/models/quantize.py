@@ -37,14 +37,11 @@ FORMATS = ("compressed-tensors", "gptq", "gguf")
 FORMATS_OF = {"gguf": FORMATS[2:], "int3": FORMATS[1:2], "w8a8": FORMATS[:1], "fp8": FORMATS[:1]}  # the first two else
 TABLE = (
     ("text", "class"),
-    ("tokens", "tokens"),
-    ("original", "base_perplexity"),
-    ("perplexity", "perplexity"),
-    ("change %", "change_percent"),
-    ("±", "change_margin"),
-    ("mean KL", "kl"),
-    ("±", "kl_margin"),
-    ("same greedy token", "share"),
+    ("original", "base"),
+    ("perplexity", "own"),
+    ("change", "change"),
+    ("mean KL", "divergence"),
+    ("same token", "share"),
 )
 
 
@@ -87,7 +84,7 @@ def quantize(model: str, out: str, options: QuantizeOptions, json_file: str | No
 
 
 def _check(options: QuantizeOptions, out: str) -> None:
-    """Raises CannotQuantizeTo for options that are not known or do not fit each other, and for an output that exists."""
+    """Raises CannotQuantizeTo for options that are not known or do not fit each other, and for an OUT that is there."""
     kind, _, block_type = options.scheme.partition(":")
     if options.scheme not in SCHEMES:
         raise CannotQuantizeTo(f"--scheme is {options.scheme!r}: use one of {', '.join(SCHEMES)}")
@@ -233,4 +230,12 @@ def show_comparison(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _for_people(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in rows:
-        yield {**row, "share": row["agreement"], "change_percent": f"{row['change_percent']:+.3f}"}
+        margin = "" if row["change_margin"] is None else f" ±{row['change_margin']:.2f}"
+        yield {
+            "class": row["class"],
+            "base": f"{row['base_perplexity']:,.3f}",
+            "own": f"{row['perplexity']:,.3f}",
+            "change": f"{row['change_percent']:+.2f}%{margin}",
+            "divergence": f"{row['kl']:.4f}",
+            "share": row["agreement"],
+        }

@@ -15,9 +15,9 @@ from penstock.gguf import TYPES
 from penstock.gguf.dequantize import LAYOUTS
 from penstock.quantize.formats.grid import Grid, Quantized, grouped, search_ranges, search_scales
 
-_RATIOS = tuple(0.75 + 0.05 * i for i in range(13))
-_FINE = (1.0, 0.97, 0.94, 1.03, 1.06)  # for codes of 6 bits
-_RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+_RATIOS = (0.8, 0.88, 0.96, 1.04, 1.12, 1.2, 1.3)
+_FINE = (1.0, 0.97, 0.94)  # for codes of 6 bits
+_RANGES = (1.0, 0.92, 0.84, 0.74)
 _K_GROUPS = {"Q4_K": (32, 15), "Q5_K": (32, 31), "Q6_K": (16, 31)}  # values that share a scale, and the highest code
 _HALF_MOST = 65504.0
 Bytes = NDArray[np.uint8]
@@ -32,10 +32,6 @@ class Blocks:
     @property
     def span(self) -> int:
         return TYPES[self.name].block_values
-
-    @property
-    def bits(self) -> float:
-        return 8 * TYPES[self.name].block_bytes / TYPES[self.name].block_values
 
     def fit(self, weights: Tensor, importance: Tensor | None, *, search: bool) -> Grid:
         if self.name == "Q8_0":

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30  # keeps quotients of weights that are all zero finite
-REFINED = 2  # rounds of least squares after each start of a search
+REFINED = 1  # rounds of least squares after each start of a search for scales,
+REFINED_RANGES = 2  # and of one for ranges
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,8 @@ class Format(Protocol):
     """A way to quantise the rows of a matrix."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def span(self) -> int:
         """The columns whose grid depends on no others; 0: all columns of a row."""
-        ...
-
-    @property
-    def bits(self) -> float:
-        """The bits of a weight with its share of scales, in a long row."""
         ...
 
     def fit(self, weights: Tensor, importance: Tensor | None, *, search: bool) -> Grid:
@@ -154,7 +147,7 @@ def search_ranges(
     best, best_minimum = torch.ones_like(lowest), lowest
     for ratio in ratios:
         minimum, scale = lowest * ratio, ((largest - lowest) * ratio / high).clamp_min(TINY)
-        for last in (*[False] * REFINED, True):
+        for last in (*[False] * REFINED_RANGES, True):
             codes = ((x - minimum[..., None]) / scale[..., None]).round_().clamp_(0, high)
             error = (weights * (scale[..., None] * codes + minimum[..., None] - x).square_()).sum(-1)
             better = error < least

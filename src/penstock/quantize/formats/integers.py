@@ -8,8 +8,8 @@ from torch import Tensor
 from penstock.quantize.formats.grid import Grid, grouped, search_ranges, search_scales
 
 # Of the code for the largest value, over the lowest code: more than 1 leaves codes unused, less cuts values off.
-_RATIOS = {8: (1.0, 0.98, 0.95), 4: tuple(0.75 + 0.05 * i for i in range(13))}
-_RANGES = {8: (1.0, 0.98), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)}
+_RATIOS = {8: (1.0, 0.98, 0.95), 4: (0.8, 0.88, 0.96, 1.04, 1.12, 1.2, 1.3)}
+_RANGES = {8: (1.0, 0.98), 4: (1.0, 0.92, 0.84, 0.74)}
 FP8_LARGEST = 448
 
 
@@ -17,31 +17,22 @@ FP8_LARGEST = 448
 class Integers:
     """Codes of `bits` bits. `group` 0: one scale for a row. `dtype` is that of scales in the file."""
 
-    bits_of_code: int
+    bits: int
     group: int
     zero_points: bool
     dtype: torch.dtype
 
     @property
-    def name(self) -> str:
-        return f"int{self.bits_of_code}" + (f", group {self.group}" if self.group else ", scale a row")
-
-    @property
     def span(self) -> int:
         return self.group
-
-    @property
-    def bits(self) -> float:
-        scales = 8 * self.dtype.itemsize + (self.bits_of_code if self.zero_points else 0)
-        return self.bits_of_code + (scales / self.group if self.group else 0)
 
     def fit(self, weights: Tensor, importance: Tensor | None, *, search: bool) -> Grid:
         group = self.group or weights.shape[1]
         x, importance = grouped(weights, importance, group)
-        kind = 8 if self.bits_of_code > 6 else 4
+        kind = 8 if self.bits > 6 else 4
         if self.zero_points:
             return self._with_zeros(x, importance, _RANGES[kind] if search else ())
-        half = 1 << self.bits_of_code - 1
+        half = 1 << self.bits - 1
         if search:
             scale = search_scales(x, importance, -half, half - 1, _RATIOS[kind])
         else:
@@ -49,7 +40,7 @@ class Integers:
         return Grid(group, -half, half - 1, self._stored(scale))
 
     def _with_zeros(self, x: Tensor, importance: Tensor | None, ranges: tuple[float, ...]) -> Grid:
-        high = (1 << self.bits_of_code) - 1
+        high = (1 << self.bits) - 1
         lowest, largest = x.amin(-1).clamp_max(0), x.amax(-1).clamp_min(0)
         scale, minimum = (largest - lowest) / high, lowest
         if ranges:
@@ -70,9 +61,7 @@ class Float8:
     """FP8 (E4M3) codes with a scale for each row, in `dtype`."""
 
     dtype: torch.dtype
-    name = "fp8, scale a row"
     span = 0
-    bits = 8.0
 
     def fit(self, weights: Tensor, importance: Tensor | None, *, search: bool) -> Grid:
         scale = (weights.abs().amax(1, keepdim=True) / FP8_LARGEST).clamp_min(torch.finfo(self.dtype).tiny)

@@ -25,7 +25,8 @@ class CannotQuantizeTo(ValueError):
 class CheckpointTarget(Protocol):
     """Writes matrices of a checkpoint folder. `name` is that of a weight, and ends in `.weight`."""
 
-    fmt: Integers | Float8
+    @property
+    def fmt(self) -> Integers | Float8: ...
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises CannotQuantizeTo for a matrix [rows, columns] that the format cannot hold."""
@@ -91,7 +92,7 @@ class CompressedTensors:
             kind = "F8_E4M3" if isinstance(self.fmt, Float8) else "I8"
             return {name: Entry(kind, shape, rows * columns)} | scales
         assert isinstance(self.fmt, Integers)
-        words, word_rows = (-(-count * self.fmt.bits_of_code // 32) for count in (columns, rows))
+        words, word_rows = (-(-count * self.fmt.bits // 32) for count in (columns, rows))
         entries = {f"{name}_packed": Entry("I32", (rows, words), 4 * rows * words)} | scales
         if self.fmt.zero_points:
             entries[f"{name}_zero_point"] = Entry("I32", (word_rows, groups), 4 * word_rows * groups)
@@ -105,15 +106,15 @@ class CompressedTensors:
         elif not self._packed:
             arrays[name] = weight.codes.to(torch.int8).numpy()
         else:
-            arrays[f"{name}_packed"] = packed_words(unsigned(weight), self.fmt.bits_of_code)
+            arrays[f"{name}_packed"] = packed_words(unsigned(weight), self.fmt.bits)
             arrays[f"{name}_shape"] = np.array(weight.codes.shape, np.int64)
             if grid.zero is not None:
                 zeros = grid.zero.to(torch.uint8).numpy()
-                arrays[f"{name}_zero_point"] = np.ascontiguousarray(packed_words(zeros.T, self.fmt.bits_of_code).T)
+                arrays[f"{name}_zero_point"] = np.ascontiguousarray(packed_words(zeros.T, self.fmt.bits).T)
         return arrays
 
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        common = {"observer": "minmax", "observer_kwargs": {}, "block_structure": None, "actorder": None}
+        common: dict[str, Any] = {"observer": "minmax", "observer_kwargs": {}, "block_structure": None, "actorder": None}
         weights: dict[str, Any] = {**common, "dynamic": False, "symmetric": True, "group_size": None}
         inputs = None
         if isinstance(self.fmt, Float8):
@@ -123,7 +124,7 @@ class CompressedTensors:
         else:
             name = "int-quantized" if self.activations else "pack-quantized"
             strategy = "group" if self.fmt.group else "channel"
-            weights |= {"num_bits": self.fmt.bits_of_code, "type": "int", "strategy": strategy}
+            weights |= {"num_bits": self.fmt.bits, "type": "int", "strategy": strategy}
             weights |= {"group_size": self.fmt.group or None, "symmetric": not self.fmt.zero_points}
             if self.activations:
                 inputs = {**weights, "dynamic": True, "strategy": "token", "observer": None}
@@ -145,10 +146,6 @@ class GptqCheckpoint:
 
     fmt: Integers
 
-    @property
-    def _bits(self) -> int:
-        return self.fmt.bits_of_code
-
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         check_group(name, shape[1], self.fmt)
         if shape[0] % 32 or shape[1] % 32:
@@ -160,8 +157,8 @@ class GptqCheckpoint:
     def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, Entry]:
         rows, columns = shape
         groups = columns // (self.fmt.group or columns)
-        module, words = name.removesuffix("weight"), columns * self._bits // 32
-        zeros = rows * self._bits // 32
+        module, words = name.removesuffix("weight"), columns * self.fmt.bits // 32
+        zeros = rows * self.fmt.bits // 32
         return {
             f"{module}qweight": Entry("I32", (words, rows), 4 * words * rows),
             f"{module}qzeros": Entry("I32", (groups, zeros), 4 * groups * zeros),
@@ -172,10 +169,10 @@ class GptqCheckpoint:
     def encode(self, name: str, weight: Quantized) -> Arrays:
         grid, module = weight.grid, name.removesuffix("weight")
         zero = torch.full_like(grid.scale, -grid.low) if grid.zero is None else grid.zero
-        stored = (zero.T - 1) % (1 << self._bits)  # readers add one, and keep the lowest bits
+        stored = (zero.T - 1) % (1 << self.fmt.bits)  # readers add one, and keep the lowest bits
         return {
-            f"{module}qweight": np.ascontiguousarray(packed_words(unsigned(weight), self._bits).T),
-            f"{module}qzeros": packed_words(stored.to(torch.uint8).contiguous().numpy(), self._bits),
+            f"{module}qweight": np.ascontiguousarray(packed_words(unsigned(weight), self.fmt.bits).T),
+            f"{module}qzeros": packed_words(stored.to(torch.uint8).contiguous().numpy(), self.fmt.bits),
             f"{module}scales": floats(grid.scale.T, torch.float16),
             f"{module}g_idx": (np.arange(weight.codes.shape[1]) // grid.group).astype(np.int32),
         }
@@ -184,7 +181,7 @@ class GptqCheckpoint:
         return {
             "quant_method": "gptq",
             "checkpoint_format": "gptq",
-            "bits": self._bits,
+            "bits": self.fmt.bits,
             "group_size": self.fmt.group or -1,
             "sym": not self.fmt.zero_points,
             "desc_act": False,
