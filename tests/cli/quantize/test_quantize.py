@@ -40,7 +40,7 @@ def made(run: RunCommand, out: Path, *flags: str, model: str = MODEL) -> dict[st
 
 def all_bytes(path: Path) -> dict[str, bytes]:
     files = [path] if path.is_file() else sorted(path.iterdir())
-    return {file.name: file.read_bytes() for file in files}
+    return {file.name if path.is_dir() else "": file.read_bytes() for file in files}
 
 
 @pytest.mark.long
@@ -156,29 +156,34 @@ def test_gguf_files_are_read_by_the_engine_and_as_good_as_the_table_says(
 
 @pytest.mark.long
 @pytest.mark.parametrize("to_gguf", [False, True])
-def test_a_run_that_is_killed_goes_on_to_the_same_bytes(tmp_path: Path, to_gguf: bool) -> None:
-    model = str(gguf_source(tmp_path)) if to_gguf else MODEL
-    suffix, scheme = (".gguf", "gguf:Q4_K_M") if to_gguf else ("", "int4")
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
+    tmp_path: Path, to_gguf: bool, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    folder = tiny_checkpoint("qwen3")
+    model, suffix, flags = str(folder), "", ("--scheme", "int4", "--group", "16")
+    if to_gguf:
+        from tests.gguf_models import write_gguf
+
+        model = str(write_gguf(folder, tmp_path / "source.gguf", kind="F32"))
+        suffix, flags = ".gguf", ("--scheme", "gguf:Q4_0", "--method", "gptq")
 
     def start(out: Path) -> subprocess.Popen[bytes]:
-        command = (sys.executable, "-m", "penstock", "quantize", model, str(out), *FEW, "--scheme", scheme)
+        command = (sys.executable, "-m", "penstock", "quantize", model, str(out), *FEW, *flags)
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     whole, killed = tmp_path / f"whole{suffix}", tmp_path / f"killed{suffix}"
-    began = time.monotonic()
     assert start(whole).wait(timeout=300) == 0
-    seconds = time.monotonic() - began
-    draw, kills = random.Random(5), 0
-    for _ in range(40):
+    state, draw = tmp_path / f"{killed.name}.partial" / STATE, random.Random(5)
+    for _ in range(3):  # at random times after the state has changed
+        before = state.stat().st_mtime_ns if state.exists() else 0
         process = start(killed)
-        try:
-            assert process.wait(timeout=draw.uniform(0.3, 0.9) * seconds) == 0
-            break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert kills >= 2 and killed.exists()
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert not killed.exists()
+    assert start(killed).wait(timeout=300) == 0
     assert all_bytes(killed) == all_bytes(whole)
 
 

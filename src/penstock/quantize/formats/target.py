@@ -114,7 +114,12 @@ class CompressedTensors:
         return arrays
 
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        common: dict[str, Any] = {"observer": "minmax", "observer_kwargs": {}, "block_structure": None, "actorder": None}
+        common: dict[str, Any] = {
+            "observer": "minmax",
+            "observer_kwargs": {},
+            "block_structure": None,
+            "actorder": None,
+        }
         weights: dict[str, Any] = {**common, "dynamic": False, "symmetric": True, "group_size": None}
         inputs = None
         if isinstance(self.fmt, Float8):
