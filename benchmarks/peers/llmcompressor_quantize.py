@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=32)
     parser.add_argument("--zero-points", action="store_true")
     args = parser.parse_args()
+    if not torch.cuda.is_available():  # its AWQ pins memory, which torch refuses without a GPU
+        torch.Tensor.pin_memory = lambda self, device=None: self
     windows = json.loads(args.windows.read_text())
     data = Dataset.from_dict({"input_ids": windows, "attention_mask": [[1] * len(window) for window in windows]})
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)

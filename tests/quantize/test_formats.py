@@ -72,7 +72,7 @@ def test_integers_lie_within_their_bits_and_near_the_weights(fmt: Integers) -> N
         assert torch.equal(weight.grid.scale, weight.grid.scale.to(torch.bfloat16).float())
         assert not weight.values[1].any()
     errors = [((weight.values - matrix) ** 2).sum() for weight in (plain, best)]
-    assert errors[1] <= errors[0] * (1.05 if fmt.bits == 8 else 1)  # scales are rounded to bf16
+    assert errors[1] <= errors[0] * (1.25 if fmt.bits == 8 else 1)  # scales are rounded to bf16
 
 
 def test_fp8_is_that_of_torch() -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from penstock.quantize.formats.blocks import Blocks
-from penstock.quantize.formats.grid import Format
+from penstock.quantize.formats.grid import CodeFormat
 from penstock.quantize.formats.integers import Integers
 from penstock.quantize.moments import Moments
 from penstock.quantize.rounding import gptq, quantize, rounded
 from penstock.quantize.scaling import awq_scales
 
-FORMATS: list[Format] = [
+FORMATS: list[CodeFormat] = [
     Integers(4, 32, False, torch.bfloat16),
     Integers(4, 128, True, torch.bfloat16),
     Integers(3, 0, False, torch.float16),
@@ -41,7 +41,7 @@ def moments(columns: int) -> Moments:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_gptq_lessens_the_error_of_new_inputs(fmt: Format, ordered: bool) -> None:
+def test_gptq_lessens_the_error_of_new_inputs(fmt: CodeFormat, ordered: bool) -> None:
     columns = 768
     weights, found = torch.randn(64, columns, generator=torch.Generator().manual_seed(3)) * 0.05, moments(columns)
     best = gptq(weights, fmt, found, ordered=ordered)

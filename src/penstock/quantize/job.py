@@ -80,7 +80,7 @@ class Job:
 
 
 @dataclass
-class Progress:
+class RunState:
     """How far a run is: the hidden states before layer `layer`, and what was chosen for the layers before it."""
 
     layer: int = 0
@@ -95,7 +95,7 @@ class Progress:
         os.replace(folder / f"{STATE}.new", folder / STATE)
 
     @classmethod
-    def load(cls, folder: Path) -> "Progress | None":
+    def load(cls, folder: Path) -> "RunState | None":
         path = folder / STATE
         if not path.is_file():
             return None
@@ -139,7 +139,7 @@ def run(job: Job, destination: Destination, advance: Callable[[int], None]) -> d
         destination.open(folder, copies=progress is None)
         if progress is None:
             _quantize_outer(base, destination)
-            progress = Progress(hidden=_embed(base, destination, windows))
+            progress = RunState(hidden=_embed(base, destination, windows))
             (folder / SETTINGS).write_text(identity)
             progress.save(folder)
         _quantize_layers(job, destination, base, windows, progress, advance)
@@ -151,7 +151,7 @@ def run(job: Job, destination: Destination, advance: Callable[[int], None]) -> d
     return {"choices": progress.choices, "table": table}
 
 
-def _begin(folder: Path, identity: str) -> Progress | None:
+def _begin(folder: Path, identity: str) -> RunState | None:
     """Makes the folder, or returns how far an earlier run in it came. Raises OtherRun."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / SETTINGS
@@ -162,7 +162,7 @@ def _begin(folder: Path, identity: str) -> Progress | None:
             f"{folder} has parts of a run with other options, threads or another version of the model: remove it to "
             "begin anew, or give the options of that run"
         )
-    return Progress.load(folder)
+    return RunState.load(folder)
 
 
 def _windows(job: Job) -> dict[str, Windows]:
@@ -188,7 +188,7 @@ def _quantize_layers(
     destination: Destination,
     base: LayerStream,
     windows: Mapping[str, Windows],
-    progress: Progress,
+    progress: RunState,
     advance: Callable[[int], None],
 ) -> None:
     methods, scales = METHODS[job.method]
@@ -233,7 +233,7 @@ def _quantize_outer(base: LayerStream, destination: Destination) -> None:
 
 
 def _table(
-    job: Job, base: LayerStream, destination: Destination, windows: Mapping[str, Windows], progress: Progress
+    job: Job, base: LayerStream, destination: Destination, windows: Mapping[str, Windows], progress: RunState
 ) -> list[dict[str, Any]]:
     base_head = base.head()
     made = _made(base, destination)

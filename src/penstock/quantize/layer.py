@@ -11,12 +11,12 @@ from torch import Tensor
 from penstock.families import GroupedQuerySpec
 from penstock.families.spec import Parameter, TensorSource
 from penstock.quantize.formats.destination import Destination
-from penstock.quantize.formats.grid import Format, Quantized, joined_grids
+from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
 from penstock.quantize.moments import HELD_OUT, Moments
 from penstock.quantize.recorder import Enough, RecordingLinear, WeightPlaces
-from penstock.quantize.rounding import Choice, Method, quantize
+from penstock.quantize.rounding import ChosenCodes, Method, quantize
 from penstock.quantize.scaling import awq_scales
-from penstock.quantize.stream import Layer, Windows, batches
+from penstock.quantize.stream import StreamedLayer, Windows, batches
 from penstock.weights.reads import row_runs
 
 # The norm whose result a product alone reads, so that its weight can be divided by what the product's is multiplied by.
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
     first: int
     rows: int
-    fmt: Format
+    fmt: CodeFormat
     sources: tuple[TensorSource, ...]
 
 
@@ -44,7 +44,7 @@ class LayerQuantizer:
     # By tensor, the parts that are quantised until it is complete: (their rows in the tensor, their codes).
     _pieces: dict[str, list[tuple[Tensor, Quantized]]] = field(default_factory=dict)
 
-    def run(self, index: int, layer: Layer, hidden: Tensor | None, windows: Windows) -> Iterator[str]:
+    def run(self, index: int, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> Iterator[str]:
         """Quantises a layer: its matrices in memory get the values of their codes. Yields the name of each product when
         it is done. `hidden` are the hidden states of the calibration's tokens, which the layer reads, or None."""
         recorder = layer.stream.kernels.linear
@@ -59,7 +59,7 @@ class LayerQuantizer:
                 self.choices.append({"product": name, "method": choice.method, "error": error})
             yield parameter.name
 
-    def _products(self, layer: Layer, hidden: Tensor | None, windows: Windows) -> list[Parameter]:
+    def _products(self, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> list[Parameter]:
         """Returns the parameters that have tensors to quantise, in the order of their use if it can be found."""
         own = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
         if hidden is None:
@@ -86,11 +86,11 @@ class LayerQuantizer:
             if fmt is not None:
                 yield Segment(sources[0].start, sum(source.rows for source in sources), fmt, sources)
 
-    def _format(self, source: TensorSource) -> Format | None:
+    def _format(self, source: TensorSource) -> CodeFormat | None:
         return self.destination.format_of(source.name) if is_whole_rows(source) else None
 
     def _record(
-        self, layer: Layer, recorder: RecordingLinear, parameter: Parameter, hidden: Tensor, windows: Windows
+        self, layer: StreamedLayer, recorder: RecordingLinear, parameter: Parameter, hidden: Tensor, windows: Windows
     ) -> dict[int, Moments]:
         """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
         places, found = WeightPlaces(layer.parameters), dict[int, Moments]()
@@ -126,7 +126,7 @@ class LayerQuantizer:
                 recorder.watch = None
         return found
 
-    def _quantize(self, layer: Layer, parameter: Parameter, moments: dict[int, Moments]) -> list[Choice]:
+    def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
         weights = layer.parameters[parameter.name]
         segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
         scales = self._scales(layer, parameter, segments, moments) if self.scales and moments else None
@@ -147,7 +147,7 @@ class LayerQuantizer:
                 self._place(source, choice.weight, source.start - segment.first, layer)
         return choices
 
-    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None) -> Choice:
+    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None) -> ChosenCodes:
         rows = weights[segment.first : segment.first + segment.rows]
         try:
             return quantize(rows, segment.fmt, self.methods, moments)
@@ -155,7 +155,7 @@ class LayerQuantizer:
             raise ValueError(f"{', '.join(source.name for source in segment.sources)}: {error}") from None
 
     def _scales(
-        self, layer: Layer, parameter: Parameter, segments: Sequence[Segment], moments: dict[int, Moments]
+        self, layer: StreamedLayer, parameter: Parameter, segments: Sequence[Segment], moments: dict[int, Moments]
     ) -> Tensor | None:
         """Returns AWQ's factors for a product that alone reads a norm, such that the file holds the norm's weight
         divided by them exactly. None where there is no such norm, or no factors help."""
@@ -176,7 +176,7 @@ class LayerQuantizer:
         divided = divided + layer.spec.norm_offset
         return torch.where((divided == 0) | (factor == 0), 1.0, factor / divided)
 
-    def _norm_before(self, layer: Layer, parameter: Parameter) -> str | None:
+    def _norm_before(self, layer: StreamedLayer, parameter: Parameter) -> str | None:
         """Returns the norm that only this product reads."""
         (spec,) = layer.spec.layers
         name = parameter.name.removeprefix("layers.0.").removesuffix(".weight")
@@ -185,7 +185,7 @@ class LayerQuantizer:
             return None
         return f"layers.0.{_NORM_BEFORE[name]}"
 
-    def _fold(self, layer: Layer, parameter: Parameter, scales: Tensor) -> None:
+    def _fold(self, layer: StreamedLayer, parameter: Parameter, scales: Tensor) -> None:
         """Divides the norm before a product by the factors, in memory and in the file."""
         norm, offset = self._norm_before(layer, parameter), layer.spec.norm_offset
         for kind in ("weight", "bias"):
@@ -198,7 +198,7 @@ class LayerQuantizer:
             vector.copy_(stored)
             self.destination.write_floats(source, stored)
 
-    def _place(self, source: TensorSource, weight: Quantized, first: int, layer: Layer) -> None:
+    def _place(self, source: TensorSource, weight: Quantized, first: int, layer: StreamedLayer) -> None:
         """Writes a source's rows, in the order of its tensor. A tensor that several sources have is written when it is
         complete."""
         order = [torch.arange(at, at + count * step, step) for at, _, count, step in row_runs(source)]
@@ -219,6 +219,6 @@ def is_whole_rows(source: TensorSource) -> bool:
     return not source.transposed and not source.columns and not source.name.endswith("]")
 
 
-def _source(layer: Layer, name: str) -> str:
+def _source(layer: StreamedLayer, name: str) -> str:
     parameter = next(p for p in layer.spec.parameters if p.name == name)
     return parameter.sources[0].name

@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.quantize.formats.grid import Format, Grid, Quantized, joined_grids
+from penstock.quantize.formats.grid import CodeFormat, Grid, Quantized, joined_grids
 from penstock.quantize.moments import Moments
 
 Method = Literal["rtn", "mse", "gptq", "gptq-ordered"]
 BLOCK = 128  # columns whose errors are collected before the columns behind them are corrected
 
 
-class Choice(NamedTuple):
+class ChosenCodes(NamedTuple):
     """What was chosen for a weight."""
 
     weight: Quantized
@@ -21,14 +21,14 @@ class Choice(NamedTuple):
     error: float  # mean squared error of outputs over their mean square, of windows held out; NaN without calibration
 
 
-def quantize(weights: Tensor, fmt: Format, methods: Sequence[Method], moments: Moments | None) -> Choice:
+def quantize(weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moments: Moments | None) -> ChosenCodes:
     """Returns the weight [rows, columns] on the format's grid, by the best of `methods`. Without moments, GPTQ is
     rounding on a searched grid. Raises ValueError for weights that are not finite."""
     if not torch.isfinite(weights).all():
         raise ValueError("it has weights that are not finite")
     if moments is None or not moments.tokens:
         search = methods != ["rtn"]
-        return Choice(rounded(weights, fmt, None, search=search), "mse" if search else "rtn", float("nan"))
+        return ChosenCodes(rounded(weights, fmt, None, search=search), "mse" if search else "rtn", float("nan"))
     scale = moments.error(weights) or 1.0
     found = []
     for method in methods:
@@ -36,17 +36,17 @@ def quantize(weights: Tensor, fmt: Format, methods: Sequence[Method], moments: M
             weight = rounded(weights, fmt, moments.importance, search=method == "mse")
         else:
             weight = gptq(weights, fmt, moments, ordered=method == "gptq-ordered")
-        found.append(Choice(weight, method, moments.error(weights - weight.values) / scale))
+        found.append(ChosenCodes(weight, method, moments.error(weights - weight.values) / scale))
     return min(found, key=lambda choice: choice.error)
 
 
-def rounded(weights: Tensor, fmt: Format, importance: Tensor | None, *, search: bool) -> Quantized:
+def rounded(weights: Tensor, fmt: CodeFormat, importance: Tensor | None, *, search: bool) -> Quantized:
     """Returns the weight with each value rounded to the nearest on its grid."""
     grid = fmt.fit(weights, importance, search=search)
     return Quantized(grid.codes(weights), grid)
 
 
-def gptq(weights: Tensor, fmt: Format, moments: Moments, *, ordered: bool) -> Quantized:
+def gptq(weights: Tensor, fmt: CodeFormat, moments: Moments, *, ordered: bool) -> Quantized:
     """Returns the weight with codes by GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative
     Pre-trained Transformers", 2022): columns are rounded one after the other, and those that follow are changed so
     that they make up for the error.

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.quantize.formats.grid import Format
+from penstock.quantize.formats.grid import CodeFormat
 from penstock.quantize.moments import Moments
 from penstock.quantize.rounding import rounded
 
 EXPONENTS = tuple(i / 10 for i in range(11))
 
 
-def awq_scales(weights: Sequence[tuple[Tensor, Format]], moments: Moments) -> Tensor | None:
+def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments) -> Tensor | None:
     """Returns the factors [columns] by which the weights' columns are multiplied and their inputs divided, or None
     where none lessens the error of the outputs. `weights` are the parts [rows, columns] of the products that read these
     inputs, each with its format.

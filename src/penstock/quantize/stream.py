@@ -53,14 +53,14 @@ class LayerStream:
     dtype: torch.dtype
     packing: Packing | None = None
 
-    def layer(self, index: int) -> "Layer":
+    def layer(self, index: int) -> "StreamedLayer":
         """Reads a layer. Raises CheckpointError and OSError."""
         prefix = f"layers.{index}."
         own = [p for p in self.spec.parameters if p.name.startswith(prefix)]
         renamed = tuple(replace(p, name=f"layers.0.{p.name.removeprefix(prefix)}") for p in own)
         layer = self.spec.layers[index]
         spec = replace(self.spec, layers=(layer,), parameters=renamed, duplicates=())
-        return Layer(self, spec, self._read(spec, self.dtype))
+        return StreamedLayer(self, spec, self._read(spec, self.dtype))
 
     def embed(self, windows: Windows) -> Tensor:
         """Returns the embeddings of the windows' tokens, [tokens, hidden]."""
@@ -116,7 +116,7 @@ class LayerStream:
 
 
 @dataclass
-class Layer:
+class StreamedLayer:
     """One layer in memory. Without packing, `parameters` are its weights, and changes of them take effect."""
 
     stream: LayerStream

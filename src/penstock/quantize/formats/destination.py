@@ -17,7 +17,7 @@ from penstock.gguf import TYPES, GgufFile
 from penstock.gguf.json_file import read_json_object
 from penstock.quantize.formats.blocks import Blocks
 from penstock.quantize.formats.gguf_mix import file_metadata, mixed_type
-from penstock.quantize.formats.grid import Format, Quantized
+from penstock.quantize.formats.grid import CodeFormat, Quantized
 from penstock.quantize.formats.target import CheckpointTarget, floats
 from penstock.quantize.formats.tensor_file import Entry, TensorFile, gguf_layout, safetensors_layout
 
@@ -39,7 +39,7 @@ class Destination(Protocol):
         """The bytes of all tensors."""
         ...
 
-    def format_of(self, name: str) -> Format | None:
+    def format_of(self, name: str) -> CodeFormat | None:
         """Returns the format of a tensor, or None if it is copied."""
         ...
 
@@ -102,7 +102,7 @@ class FolderDestination:
     def size(self) -> int:
         return sum(entry.size for entry in self._entries.values())
 
-    def format_of(self, name: str) -> Format | None:
+    def format_of(self, name: str) -> CodeFormat | None:
         return self._target.fmt if name in self._matrices else None
 
     def open(self, folder: Path, *, copies: bool) -> None:
@@ -166,7 +166,7 @@ class GgufDestination:
     def size(self) -> int:
         return sum(entry.size for entry in self._entries.values())
 
-    def format_of(self, name: str) -> Format | None:
+    def format_of(self, name: str) -> CodeFormat | None:
         kind = self._types[self._names[name].name]
         return None if kind is None else Blocks(kind)
 

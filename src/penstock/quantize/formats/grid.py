@@ -91,7 +91,7 @@ class Quantized:
         return Quantized(self.codes[index], self.grid.rows(index))
 
 
-class Format(Protocol):
+class CodeFormat(Protocol):
     """A way to quantise the rows of a matrix."""
 
     @property

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.quantize.formats.grid import Format, Quantized
+from penstock.quantize.formats.grid import CodeFormat, Quantized
 from penstock.quantize.formats.integers import Float8, Integers
 from penstock.quantize.formats.packing import packed_words
 from penstock.quantize.formats.tensor_file import Entry
@@ -58,7 +58,7 @@ def unsigned(weight: Quantized) -> NDArray[np.uint8]:
     return codes
 
 
-def check_group(name: str, columns: int, fmt: Format) -> None:
+def check_group(name: str, columns: int, fmt: CodeFormat) -> None:
     """Raises CannotQuantizeTo unless a row is whole spans of the format."""
     if fmt.span and columns % fmt.span:
         fits = [str(size) for size in (256, 192, 128, 96, 64, 48, 32, 16) if columns % size == 0]

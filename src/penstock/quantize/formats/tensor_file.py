@@ -28,7 +28,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The first bytes of a file, and where each tensor begins."""
 
     header: bytes
@@ -39,7 +39,7 @@ class Layout:
 class TensorFile:
     """Writes tensors in any order. What was written is still there if the process ends."""
 
-    def __init__(self, path: Path, entries: Mapping[str, Entry], layout: Layout) -> None:
+    def __init__(self, path: Path, entries: Mapping[str, Entry], layout: FileLayout) -> None:
         self._entries, self._layout = entries, layout
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._file, layout.size)
@@ -76,7 +76,7 @@ class TensorFile:
             view, offset = view[count:], offset + count
 
 
-def safetensors_layout(entries: Mapping[str, Entry]) -> Layout:
+def safetensors_layout(entries: Mapping[str, Entry]) -> FileLayout:
     """Returns the layout of a safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at, offsets = 0, {}
@@ -87,12 +87,12 @@ def safetensors_layout(entries: Mapping[str, Entry]) -> Layout:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    return Layout(
+    return FileLayout(
         struct.pack("<Q", len(text)) + text, {name: start + each for name, each in offsets.items()}, start + at
     )
 
 
-def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str, Entry]) -> Layout:
+def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str, Entry]) -> FileLayout:
     """Returns the layout of a GGUF file, version 3. `metadata` has each value's type number and bytes."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(metadata))]
     for key, (kind, data) in metadata.items():
@@ -106,7 +106,7 @@ def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str,
         at += -(-entry.size // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
     header = b"".join(head)
     header += b"\0" * (-len(header) % GGUF_ALIGNMENT)
-    return Layout(header, {name: len(header) + place for name, place in places.items()}, len(header) + at)
+    return FileLayout(header, {name: len(header) + place for name, place in places.items()}, len(header) + at)
 
 
 def _text(text: str) -> bytes:
