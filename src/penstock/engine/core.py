@@ -21,8 +21,10 @@ from penstock.messages import (
     Grammar,
     RequestRejected,
     ResetCache,
+    Sleep,
     TokenDelta,
     Wake,
+    WatchBlocks,
 )
 from penstock.schedule import Scheduler
 
@@ -68,6 +70,7 @@ class EngineCore:
         self._out = Step()  # the next message, until `_send`
         self._posted = EngineStats()  # the last statistics sent
         self._stats_due = 0.0  # when statistics are sent next, if they have changed
+        self._watched = False  # the client reads reports of blocks
         self.stop_reason: str | None = None  # from the Stop command, after which there are no more steps
 
     def run(self, channel: Channel) -> str:
@@ -182,7 +185,9 @@ class EngineCore:
             stats = self._scheduler.stats(*self._meter.seconds)
             if stats != self._posted:
                 out.stats = self._posted = stats
-        if out.stats or out.deltas or out.rejected or out.aborted or out.replies:
+            if self._watched and (changes := self._scheduler.block_changes()) is not None:
+                out.blocks.append(changes)
+        if out.stats or out.deltas or out.rejected or out.aborted or out.replies or out.blocks:
             self._post(out)
             self._out = Step()
 
@@ -253,8 +258,15 @@ class EngineCore:
                 return ControlReply(command.serial, ForgottenBlocks(blocks))
             case Wake():
                 return ControlReply(command.serial, Completed())
-        # A client that can start the engine again executes Sleep itself, and never sends it.
-        error = "this engine cannot sleep, as it cannot be started again"
+            case WatchBlocks():
+                self._scheduler.watch_blocks()
+                self._watched, self._stats_due = True, 0.0  # the first report leaves with the reply
+                return ControlReply(command.serial, Completed())
+            case Sleep():
+                # A client that can start the engine again executes this itself, and never sends it.
+                error = "this engine cannot sleep, as it cannot be started again"
+            case _:
+                error = "this engine was not started by penstock engine, and has no fronts"
         return ControlReply(command.serial, error=error, cause="engine")
 
 

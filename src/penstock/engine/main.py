@@ -132,5 +132,6 @@ def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[i
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
         identity=capacity.identity,
+        max_step_tokens=config.max_num_batched_tokens,
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

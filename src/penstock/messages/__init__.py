@@ -2,7 +2,20 @@
 share: a stream's state and the keys of blocks, without anything that waits."""
 
 from penstock.messages.block_keys import BlockKeys
-from penstock.messages.control import Completed, ControlAnswer, ControlMessage, ForgottenBlocks, ResetCache, Sleep, Wake
+from penstock.messages.control import (
+    Completed,
+    ControlAnswer,
+    ControlMessage,
+    Describe,
+    Description,
+    Drain,
+    ForgottenBlocks,
+    ResetCache,
+    Sleep,
+    TextFile,
+    Wake,
+    WatchBlocks,
+)
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
     OUT_OF_MEMORY,
@@ -62,6 +75,9 @@ __all__ = [
     "ControlMessage",
     "DeadlineExceeded",
     "DeltaBuffer",
+    "Describe",
+    "Description",
+    "Drain",
     "EndsEngines",
     "EngineClient",
     "EngineError",
@@ -93,10 +109,12 @@ __all__ = [
     "StepResult",
     "StepTiming",
     "Stream",
+    "TextFile",
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "Wake",
+    "WatchBlocks",
     "Window",
     "Work",
     "check_sampling",

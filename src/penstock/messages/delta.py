@@ -79,6 +79,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    waiting_tokens: int = 0  # of the prompts of waiting requests, where several processes share the engine
 
     def ended(self) -> "EngineStats":
         """The counters of an engine that has ended."""
@@ -127,6 +128,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
     identity: Identity = Identity()
+    max_step_tokens: int = 0  # tokens of the largest step; 0: unknown
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
 
 
@@ -140,3 +142,4 @@ class EngineState(msgspec.Struct, frozen=True, array_like=True):
 
     status: EngineStatus = "ready"
     restarts: int = 0  # starts after it had ended by itself
+    leave_within: float | None = None  # seconds that its requests may stay (`Drain`); None: it takes new ones
