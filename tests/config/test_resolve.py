@@ -100,6 +100,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
         generation_config="none",
+        replicas=1,
+        engines="host:1",
+        route="round-robin",
+        move_anywhere=True,
+        fleet_key="of the fleet",
+        fleet_ca="ca.pem",
     )
     assert resolved.engine == EngineConfig(
         model="/models/tiny",
@@ -173,6 +179,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         access_log=0.25,
         vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
+        replicas=1,
+        engines="host:1",
+        route="round-robin",
+        move_anywhere=True,
+        fleet_key="of the fleet",
+        fleet_ca="ca.pem",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager"}

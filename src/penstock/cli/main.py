@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
+from penstock.cli.fleet.commands import add_fleet_commands
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
@@ -147,6 +148,7 @@ def embed(
 
 add_model_commands(app)
 add_operate_commands(app)
+add_fleet_commands(app)
 
 
 @app.command(

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.cli.options import Flags
 from penstock.cli.serving.report import log, log_start, show_end, show_memory
@@ -16,6 +16,7 @@ from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.serving.supervisor import Supervisor
+    from penstock.cluster.client import FleetClient
     from penstock.config import Given
     from penstock.engine.client import StreamingClient
     from penstock.frontend.versions.serving import Serving
@@ -46,12 +47,31 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.prepare.model import find_given, prepare_found, read_given
 
         given, default = read_given(model, flags), ServerConfig()
+        alone = not given.settings.engines and (given.settings.replicas or 1) == 1
+        if not alone:  # it was started before the settings were read
+            child.process.kill()
+            child.process.wait()
         port = default.port if given.settings.port is None else given.settings.port
         host = given.settings.host or default.host
         sock = bind(host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
-        prepared = prepare_found(find_given(given))
-        child.send_config(prepared.resolved.engine)
+        if given.settings.engines:
+            from penstock.cli.serving.front import serve_front
+
+            grpc = None if grpc_sock is None else _address(grpc_sock)
+            if grpc_sock is not None:
+                grpc_sock.close()  # gRPC makes its own socket
+            serve_front(given, sock, grpc)
+            return
+        hardware = None
+        if not alone:
+            from penstock.cli.serving.replicas import share_of
+            from penstock.prepare.device import detect_device
+
+            hardware = share_of(detect_device(given.settings.device), given.settings.replicas or 1)
+        prepared = prepare_found(find_given(given), hardware)
+        if alone:
+            child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began)
         supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
         if supervisor is None:
@@ -98,8 +118,8 @@ class _ServerStart(NamedTuple):
     grpc_sock: socket.socket | None
     began: float  # on time.monotonic()
 
-    async def connect(self) -> "StreamingClient":
-        """Returns the client of the engine when it is ready."""
+    async def connect(self) -> "StreamingClient | FleetClient":
+        """Returns the client of the engine, or of all replicas, when it is ready."""
         from penstock.engine.link.ipc import connect
         from penstock.observe.reporting import reporting
         from penstock.prepare.engine import verified
@@ -107,6 +127,11 @@ class _ServerStart(NamedTuple):
 
         engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
         check = ManifestCheck(self.prepared.path)
+        if self.prepared.resolved.server.replicas > 1:
+            from penstock.cli.serving.replicas import start_replicas
+
+            with reporting("starting the engines") if plain else contextlib.nullcontext():
+                return await verified(start_replicas(self.prepared), check)
         with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch takes seconds to import
             return await verified(connect(engine, self.child, resumes=True), check)
 
@@ -152,6 +177,10 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     if start.grpc_sock is not None:
         grpc = _address(start.grpc_sock)
         start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+    if server.replicas > 1:
+        from penstock.cli.serving.replicas import add_series
+
+        add_series(metrics, client)
     serving = Serving(
         served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
     )
@@ -177,7 +206,7 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
     from penstock.prepare.checks import check_tls
 
     prepared = start.prepared
-    client = await start.connect()
+    client = cast("StreamingClient", await start.connect())  # --replicas does not go with several API processes
     loaded = LoadedVersion.of(prepared, start.given)
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 

@@ -6,7 +6,7 @@ from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware, detect_hardware
 from penstock.config.memory import DoesNotFit, MemoryPlan, memory_table, size_memory, size_ranks
-from penstock.config.resolve import Resolved, resolve
+from penstock.config.resolve import Resolved, resolve, resolve_front
 from penstock.config.server import ServerConfig
 from penstock.config.sizes import format_bytes, parse_bytes
 from penstock.config.sources import ConfigError, Given, read_settings
@@ -31,6 +31,7 @@ __all__ = [
     "parse_bytes",
     "read_settings",
     "resolve",
+    "resolve_front",
     "size_memory",
     "size_ranks",
     "stored_as",

@@ -18,8 +18,14 @@ from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
-from penstock.declared.settings import SETTINGS
+from penstock.declared.settings import DEFAULTS as CONSTANTS
+from penstock.declared.settings import ENGINE, SETTINGS
 
+# Settings of servers that belong to their engine.
+_OF_ENGINES = (
+    *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
+    *("target_itl", "step_deadline", "sleep_after", "event_log"),
+)
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
 
@@ -68,6 +74,24 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     sources.setdefault("model", "default: the model for a first try")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in SETTINGS})
+
+
+def resolve_front(given: Given, model: str) -> ServerConfig:
+    """Return the settings of a server whose engines are elsewhere. `model` is the name of their model. Raises
+    ConfigError, also for a setting that is an engine's."""
+    values = {**CONSTANTS, **_given_values(given)}
+    sources = {name: given.sources.get(name, "default") for name in values}
+    for name in (*(row.name for rows in ENGINE.values() for row in rows), *_OF_ENGINES, "model"):
+        if name in given.sources:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} ({given.sources[name]}) is a setting of engines, and this server's are "
+                "elsewhere (--engines): give it to penstock engine"
+            )
+    values.setdefault("served_model_name", model)
+    sources.setdefault("served_model_name", "default")
+    _check_server(values, sources)
+    name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
+    return _server(values, name, aliases)
 
 
 def _given_values(given: Given) -> dict[str, Any]:
@@ -147,6 +171,10 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
             "PENSTOCK_WATERMARK_KEY"
         )
+    _check_server(values, sources)
+
+
+def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
@@ -162,15 +190,20 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
             "set --tls-certificate, or leave it out"
         )
+    if values["replicas"] > 1 and (values["api_processes"] > 1 or values["sleep_after"] or values["event_log"]):
+        raise ConfigError(
+            f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
+            "--sleep-after and --event-log: leave them out, or start each engine with penstock engine"
+        )
     has_key = values["api_key"] or values["api_key_file"]
-    if not (has_key or values["allow_insecure_bind"] or _is_loopback(values["host"])):
+    if not (has_key or values["allow_insecure_bind"] or is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -56,4 +56,10 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     access_log: float = DEFAULTS["access_log"]  # the share of answered requests that the log shows
     vllm_metrics: bool = DEFAULTS["vllm_metrics"]  # series have vLLM's names, too
     shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
+    replicas: int = DEFAULTS["replicas"]  # engines on this machine
+    engines: str = DEFAULTS["engines"]  # elsewhere; "": the server has its own
+    route: Literal["cost", "round-robin", "least-loaded"] = DEFAULTS["route"]
+    move_anywhere: bool = DEFAULTS["move_anywhere"]  # requests go on with other weights or numerics
+    fleet_key: str = DEFAULTS["fleet_key"]  # between fronts and engines; a secret
+    fleet_ca: str = DEFAULTS["fleet_ca"]  # PEM file; "": no TLS to engines
     sleep_after: float | None = DEFAULTS["sleep_after"]  # seconds without a request after which the engine sleeps

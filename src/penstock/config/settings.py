@@ -92,6 +92,10 @@ class GivenSettings(BaseModel):
         grpc_port: int | None
         watermark: str | None
         watermark_key: str | None
+        allow_insecure_bind: bool | None
+        replicas: int | None
+        engines: str | None
+        fleet_key: str | None
 
 
 _FIELDS: dict[str, Any] = {
