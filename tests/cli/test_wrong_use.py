@@ -17,6 +17,8 @@ from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
 
 REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that a command cannot do without
     "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
+    "fleet status": {"ENGINES": "127.0.0.1:1"},
+    "fleet drain": {"ENGINES": "127.0.0.1:1"},
 }
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 

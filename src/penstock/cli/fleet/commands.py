@@ -55,7 +55,7 @@ def root(context: typer.Context) -> None:
 def status(
     engines: Annotated[str, ENGINES],
     *,
-    fleet_key: Annotated[str, KEY] = "",
+    fleet_key: Annotated[str | None, KEY] = None,
     fleet_ca: Annotated[str, AUTHORITY] = "",
 ) -> None:
     from penstock.cli.fleet.engines import show_status
@@ -70,7 +70,7 @@ def drain(
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, max=86_400, help="Time that requests may stay before they move.")
     ] = 30.0,
-    fleet_key: Annotated[str, KEY] = "",
+    fleet_key: Annotated[str | None, KEY] = None,
     fleet_ca: Annotated[str, AUTHORITY] = "",
 ) -> None:
     from penstock.cli.fleet.engines import drain as command

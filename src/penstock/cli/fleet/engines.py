@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.cli.serving.front import engines_tls
 from penstock.cluster.members import find_addresses
+from penstock.config.texts import checked_flag
 from penstock.engine.client import StreamingClient
 from penstock.engine.remote.connector import connect_engine
 from penstock.messages import Drain, EngineError
@@ -13,7 +14,7 @@ from penstock.messages import Drain, EngineError
 Row = tuple[str, ...]
 
 
-def show_status(engines: str, key: str, authority: str) -> int:
+def show_status(engines: str, key: str | None, authority: str) -> int:
     """Prints a table of the engines. Returns the exit status. Raises ValueError and OSError."""
 
     async def look(client: StreamingClient) -> Row:
@@ -43,7 +44,7 @@ def show_status(engines: str, key: str, authority: str) -> int:
     return int(any(error for *_, error in rows))
 
 
-def drain(engines: str, grace: float, key: str, authority: str) -> int:
+def drain(engines: str, grace: float, key: str | None, authority: str) -> int:
     """Drains the engines. Returns the exit status. Raises ValueError and OSError."""
 
     async def order(client: StreamingClient) -> Row:
@@ -57,14 +58,14 @@ def drain(engines: str, grace: float, key: str, authority: str) -> int:
 
 
 async def _of_each(
-    engines: str, key: str, authority: str, act: Callable[[StreamingClient], Awaitable[Row]]
+    engines: str, key: str | None, authority: str, act: Callable[[StreamingClient], Awaitable[Row]]
 ) -> list[tuple[str, Row, str]]:
     """Returns (address, what `act` returned, an error) for each engine."""
-    tls = engines_tls(authority)
+    tls, checked = engines_tls(authority), checked_flag("--fleet-key", key) or ""
 
     async def one(address: str) -> tuple[str, Row, str]:
         try:
-            client = await connect_engine(address, key, tls, front="penstock fleet")
+            client = await connect_engine(address, checked, tls, front="penstock fleet")
             try:
                 return address, await act(client), ""
             finally:
