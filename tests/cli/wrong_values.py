@@ -20,11 +20,6 @@ BEFORE: Mapping[str, Sequence[str]] = {
 }
 # Values that no error shows: a secret, a text that may be long.
 NOT_SHOWN = ("--api-key", "--admin-key", "--fleet-key", "--system")
-    "--api-key",
-    "--admin-key",
-    "--fleet-key",
-    "--system",
-)  # values that no error shows: a secret, a text that may be long
 
 NO_FILE = "no-such-folder/file"
 FOLDER = "."
