@@ -12,6 +12,7 @@ from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 from penstock.cli.sections import SectionedHelp
+from penstock.cli.simulate.commands import add_simulate_commands
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def embed(
 
 add_model_commands(app)
 add_operate_commands(app)
+add_simulate_commands(app)
 add_fleet_commands(app)
 
 

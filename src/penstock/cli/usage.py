@@ -48,6 +48,8 @@ class WrongUse(ValueError):
 def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> int:
     """Runs a command. Returns its exit status. Raises WrongUse, and what the command raises."""
     root = typer.main.get_command(app)
+    if list(arguments[:2]) == ["plan", "fleet"]:
+        arguments = ["plan fleet", *arguments[2:]]  # `plan` itself takes a model, so it is no group of commands
     _check_repeats(root, arguments)
     try:
         status = root.main(list(arguments), obj=obj, prog_name="penstock", standalone_mode=False)
