@@ -16,6 +16,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(VENV)/bin/python scripts/install_torch.py "$(TORCH_INDEX)"
 # Images set the second one; every process that the tests start would compile our modules again.
 TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
+# One process more than processors: tests of servers often wait.
+PYTEST := $(TESTS) pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 .PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
@@ -25,10 +27,10 @@ serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev
-	@$(TESTS) pytest -n 3 --dist worksteal $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: install-dev
-	@$(TESTS) pytest -n 3 --dist worksteal -m "" --hypothesis-profile new $(ARGS)
+	@$(PYTEST) -m "" --hypothesis-profile new $(ARGS)
 
 # Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
 chaos: install-dev

@@ -9,6 +9,9 @@ old, and so on. A pair is one run of each tree on the same prompts; its ratio is
 figures are the median ratio with its 95% interval (order statistics of the sign test: no assumption on the
 distribution) and the median host time of a step. While one tree runs, the other is idle; `idle_cpu` is the share of one
 core that it used nevertheless, at most. `same_tokens` compares the first tokens of each case between the trees.
+
+With --new-model and the same tree twice it compares two forms of a model, such as a GPTQ checkpoint with the model that
+--quantization int4 quantises: --variant "int4=--quantization int4 --quantization-group 128" quantises only floats.
 """
 
 import argparse
@@ -221,8 +224,8 @@ def compare_variant(args: argparse.Namespace, name: str, flags: dict[str, str]) 
     trees: list[Tree] = []
     runs: dict[str, dict[str, list[Run]]] = {case: {OLD: [], NEW: []} for case in cases}
     try:
-        for label, source in ((OLD, args.old), (NEW, args.new)):
-            trees.append(Tree(label, source.resolve(), args.model, cases, flags))
+        for label, source, model in ((OLD, args.old, args.model), (NEW, args.new, args.new_model or args.model)):
+            trees.append(Tree(label, source.resolve(), model, cases, flags))
             trees[-1].wait_until_ready()  # one after the other: each sizes itself by the memory that is free
         for pair in range(args.pairs):
             for case in cases:
@@ -265,6 +268,7 @@ def main() -> None:
     arguments.add_argument("old", type=Path, help="the src folder of the tree before")
     arguments.add_argument("new", type=Path, help="the src folder of the tree after")
     arguments.add_argument("model", help="a checkpoint's folder")
+    arguments.add_argument("--new-model", help="the folder that the tree after serves, if it is another one")
     arguments.add_argument("--cases", default="1x256/64,8x256/64,32x256/128", help="NxIN/OUT, comma-separated")
     arguments.add_argument("--variant", action="append", metavar="NAME=FLAGS", help="settings; may be repeated")
     arguments.add_argument("--pairs", type=int, default=10, help="pairs of runs of each case; 6 give a 95%% interval")
@@ -274,7 +278,14 @@ def main() -> None:
     }
     trees = {OLD: commit_of(args.old), NEW: commit_of(args.new)}
     found: dict[str, Any] = {}
-    result = {"benchmark": "before_after", "trees": trees, "model": Path(args.model).name, "variants": found}
+    result: dict[str, Any] = {
+        "benchmark": "before_after",
+        "trees": trees,
+        "model": Path(args.model).name,
+        "variants": found,
+    }
+    if args.new_model:
+        result["new_model"] = Path(args.new_model).name
     for name, flags in variants.items():
         found[name] = compare_variant(args, name, flags)
         save(result, args.json)  # a later failure does not lose these figures

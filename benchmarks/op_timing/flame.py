@@ -8,7 +8,7 @@ from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart
 # By group: its parts in the order of a layer, and the hue of its colour.
 GROUPS: dict[str, tuple[tuple[str, ...], int]] = {
     "attention": (("qkv", "cache", "attention", "output"), 212),
-    "MLP": (("gate_up", "down"), 152),
+    "MLP": (("gate_up", "up", "down"), 152),
     "head": (("head",), 268),
     "small ops": (("norm", "embedding", "rotation"), 40),
     "host": (HOST, 350),

@@ -20,7 +20,7 @@ def main() -> None:
     with ExitStack() as held:
         engine = None
         # The engine takes longest to start, so it starts before the command line is read.
-        if sys.argv[1:2] in (["serve"], ["run"]) and "--help" not in sys.argv:
+        if sys.argv[1:2] in (["serve"], ["run"], ["engine"]) and not _starts_none(sys.argv):
             from penstock.engine.link.engine_child import EngineChild, one_rank_expected
 
             with suppress(OSError):  # the command will try again, and say why it cannot
@@ -32,6 +32,11 @@ def main() -> None:
             command(engine)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _starts_none(arguments: list[str]) -> bool:
+    """Returns whether a command starts no engine process of its own, or several on parts of the machine."""
+    return any(argument.partition("=")[0] in ("--help", "--engines", "--replicas") for argument in arguments)
 
 
 def _open_standard_streams() -> None:

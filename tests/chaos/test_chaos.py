@@ -98,9 +98,9 @@ async def test_tests_that_are_experiments_give_their_figures(tmp_path: Path) -> 
     assert figures == {"tests_passed": 3, "ms": 7.5}
 
 
-# Each takes less than 20 s. Together those in `make test` take about 40 s of processor time.
-SHORT = (poison, large_bodies, stall, tokenizer, descriptors)
-SHORT_AND_RARE = (not_finite, faults_at_steps, resets, full_disk)
+# Each takes less than 20 s. The rare ones are about code that other tests of `make test` attack as well.
+SHORT = (poison, stall)
+SHORT_AND_RARE = (large_bodies, tokenizer, descriptors, not_finite, faults_at_steps, resets, full_disk)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
 
 REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that a command cannot do without
     "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
+    "fleet status": {"ENGINES": "127.0.0.1:1"},
+    "fleet drain": {"ENGINES": "127.0.0.1:1"},
 }
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 
@@ -56,8 +58,9 @@ TAKES_SHARED = [path for path, command in COMMANDS.items() if "--config" in map(
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """A server that does not answer is no wrong use: it may answer later."""
     said = done.stderr
-    assert done.returncode == 2, (done.returncode, done.stdout, said)
+    assert done.returncode == (1 if "is a server running there?" in words else 2), (done.returncode, done.stdout, said)
     assert said.startswith("penstock: ") and said.count("\n") == 1 and "Traceback" not in said, said
     for word in words:
         assert word in said, (word, said)

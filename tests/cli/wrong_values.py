@@ -18,7 +18,8 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "bench quality TEXT": ("python-8m",),
     "embed TEXT": ("all-minilm-l6-v2",),
 }
-NOT_SHOWN = ("--api-key", "--admin-key", "--system")  # values that no error shows: a secret, a text that may be long
+# Values that no error shows: a secret, a text that may be long.
+NOT_SHOWN = ("--api-key", "--admin-key", "--fleet-key", "--system")
 
 NO_FILE = "no-such-folder/file"
 FOLDER = "."
@@ -36,6 +37,8 @@ _SECONDS: Wrong = (("soon", "above 0 up to 86400"), ("0", "above 0"), ("nan", "a
 _SIZE: Wrong = (("lots", "such as 4GiB"), ("-1", "such as 4GiB"), ("", "such as 4GiB"), ("9999999TiB", "from 1 to"))
 _EMPTY: Wrong = (("", "it is empty; give a value, or leave it out"),)
 _KEY: Wrong = (*_EMPTY, ("two words", "ASCII"), ("two\nlines", "ASCII"), ("schlüssel", "ASCII"), ("k" * 5000, "4096"))
+_ENGINES: Wrong = (("nowhere", "write HOST:PORT"), ("host:99999", "write HOST:PORT"))
+_NO_PEM: Wrong = (("no-file", "cannot be used"),)
 _REVISION: Wrong = (
     *_EMPTY,
     ("../main", "a branch, tag or commit"),
@@ -60,7 +63,7 @@ _URL: Wrong = (
     ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
     ("", "write for example http://127.0.0.1:8000"),
     ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
-    ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+    ("127.0.0.1:1", "is a server running there?"),
     ("https://127.0.0.1:1", "is a server running there?"),
 )
 _MODEL: Wrong = (
@@ -186,6 +189,12 @@ SHARED: Mapping[str, Wrong] = {
     "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
     "--state-dir": (("/dev/null", "it is not a folder"), ("", "it is empty; give a value")),
     "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
+    "--replicas": (("two", "give a whole number from 1 to 64"), ("0", "from 1 to 64"), ("65", "from 1 to 64")),
+    "--engines": _EMPTY,
+    "--route": (("random", "give cost, round-robin or least-loaded"), ("", "give cost")),
+    "--move-anywhere": SWITCH,
+    "--fleet-key": _EMPTY,
+    "--fleet-ca": _EMPTY,
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }
 
@@ -198,6 +207,14 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
+    "engine": {"MODEL": _MODEL, "--listen": (("nowhere", "write HOST:PORT"), ("host:99999", "write HOST:PORT"))},
+    "fleet status": {"ENGINES": _ENGINES, "--fleet-key": _KEY, "--fleet-ca": _NO_PEM},
+    "fleet drain": {
+        "ENGINES": _ENGINES,
+        "--grace": (("-1", "0"), ("soon", "soon")),
+        "--fleet-key": _KEY,
+        "--fleet-ca": _NO_PEM,
+    },
     "run": {
         "MODEL": (("./no-such-model", "check the path"),),
         "PROMPT": (("", "write at least a word"), (" ", "write at least a word")),

@@ -76,6 +76,7 @@ _TRITON = "HTTP: health, metadata, statistics, `infer`"
 _TRITON_GRPC = "gRPC: health, metadata, `infer`, streams, cancellation, deadlines, keys, a stop"
 _COHERE = "`rerank` of both of its clients, errors"
 _AI_SDK = "Node: `generateText`, `streamText`, tools, steps, `Output.object`, `embedMany`; also Anthropic's API"
+_LLAMA_INDEX = "openai-like: chats, streams, embeddings, questions about documents"
 _LM_EVAL = "`local-completions`: log-likelihoods to 1e-4 of those of transformers, greedy flags"
 _SENTENCES = "its own embeddings of the same models, to 1e-4: the real one and tiny BERT, XLM-R and ModernBERT"
 
@@ -84,6 +85,7 @@ _OTHERS_1 = ("langchain-anthropic==1.7.10", "langchain-ollama==1.1.0")
 _GRPC = ("tritonclient[http,grpc]", "grpcio-health-checking")
 _PROVIDERS_6 = ("@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod")
 _PROVIDERS_7 = ("@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod")
+_LLAMA_INDEX_NEEDS = ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0")
 _LM_EVAL_NEEDS = ("lm_eval[api]", "transformers", "torch==2.13.0")  # a newer torch would bring CUDA
 
 CLIENTS = (
@@ -104,6 +106,7 @@ CLIENTS = (
     *(Client("tritonclient", version, "triton_http.py", _TRITON, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
+    Client("llama-index-core", "0.14.25", "with_llama_index.py", _LLAMA_INDEX, _LLAMA_INDEX_NEEDS),
     Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
     Client("sentence-transformers", "6.2.0", "test_sentence_transformers.py", _SENTENCES, ("torch==2.13.0",)),
 )

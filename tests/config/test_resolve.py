@@ -90,6 +90,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         reasoning_format="none",
         thinking_budget=100,
         truncate_embeddings=True,
+        repository="models",
+        load_model=("ranker",),
         drain_timeout=1.5,
         shutdown_delay=0.5,
         request_timeout=20.0,
@@ -100,6 +102,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
         generation_config="none",
+        replicas=1,
+        engines="host:1",
+        route="round-robin",
+        move_anywhere=True,
+        fleet_key="of the fleet",
+        fleet_ca="ca.pem",
     )
     assert resolved.engine == EngineConfig(
         model="/models/tiny",
@@ -164,6 +172,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         reasoning_format="none",
         thinking_budget=100,
         truncate_embeddings=True,
+        repository="models",
+        load_model=("ranker",),
         drain_timeout=1.5,
         shutdown_delay=0.5,
         request_timeout=20.0,
@@ -173,14 +183,30 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         access_log=0.25,
         vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
+        replicas=1,
+        engines="host:1",
+        route="round-robin",
+        move_anywhere=True,
+        fleet_key="of the fleet",
+        fleet_ca="ca.pem",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager"}
     of_one_rank = {"speculation", "num_speculative_tokens"}
-    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank
+    of_tenants = {"tenants", "quota_redis", "ledger_days", "audit", "audit_file", "audit_heads", "audit_key_file"}
+    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank - of_tenants
     assert set(said.values()) == {"command line"}
     assert resolved.provenance["api_key"][0] == "(hidden)"
     assert resolved.provenance["kv_cache_memory"] == (100 << 20, "command line")
+
+
+def test_settings_of_tenants_reach_engine_and_server() -> None:
+    given = {"tenants": "t.yaml", "quota_redis": "redis://h", "ledger_days": 30, "audit": "required", "audit_file": "a"}
+    given |= {"audit_heads": "h", "audit_key_file": "k"}
+    resolved = resolve(**given, host="0.0.0.0")
+    assert {name: getattr(resolved.server, name) for name in given} == given
+    assert resolved.engine.has_tenants and not resolve().engine.has_tenants
+    assert resolved.provenance["quota_redis"][0] == "(hidden)", "it may have a password"
 
 
 def test_models_are_managed_by_one_api_process() -> None:
@@ -286,6 +312,12 @@ def test_the_pool_decided_is_the_pool_sized(facts: ModelFacts, gib: float) -> No
         ({"quantization": "int8", "quantization_group": 32}, ["--quantization (command line) is int8"]),
         ({"host": "0.0.0.0"}, ["--host", "--api-key", "--allow-insecure-bind"]),
         ({"host": "example.org"}, ["--host"]),
+        (
+            {"tenants": "t.yaml", "api_key": "x"},
+            ["--tenants (command line)", "--api-key (command line)", "tenants add"],
+        ),
+        ({"audit": "on"}, ["--audit (command line)", "no --tenants; add it"]),
+        ({"tenants": "t", "audit": "on", "state_dir": "none"}, ["--audit needs a file", "--audit-file"]),
     ],
 )
 def test_contradictions_are_refused_with_limit_and_remedy(flags: dict[str, Any], words: list[str]) -> None:

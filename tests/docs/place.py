@@ -15,6 +15,7 @@ from tests.docs.pages import ROOT
 from tests.e2e.certificates import Authority
 from tests.gguf_models import write_gguf
 from tests.smollm2 import smollm2
+from tests.weights.quantised.writers import KINDS, write_floats, write_pair
 
 CHECKPOINTS = ("MODEL", "MODEL_DIR", "checkpoint", "my-checkpoint")
 TEXTS = ("book.txt", "text.txt")
@@ -54,6 +55,7 @@ class Stock:
         self.checkpoint = _checkpoint(folder / "tiny", "Qwen3", head_dim=32)
         self.mixture = _checkpoint(folder / "tiny-mixture", "Mixtral", num_local_experts=8, num_experts_per_tok=2)
         self.gguf = write_gguf(_checkpoint(folder / "tiny-llama", "Llama"), folder / "tiny.Q4_K_M.gguf")
+        self.gptq, _ = write_pair(write_floats(folder / "floats"), folder / "gptq", KINDS["gptq"])
         self.text = folder / "text.txt"
         self.text.write_text("The pipe that keeps a turbine under full head is called a penstock.\n" * 1500)
         self.large = folder / "large"
@@ -88,6 +90,7 @@ class Stock:
             "mixture": self.mixture,
             "llama-70b": self.large,
             "model.Q4_K_M.gguf": self.gguf,
+            "model-GPTQ": self.gptq,
         }
         for name, target in links.items():
             (folder / name).symlink_to(target)

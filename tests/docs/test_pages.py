@@ -57,8 +57,8 @@ def _every() -> list[tuple[Block, str]]:
 
 # Each takes from 10 to 60 seconds, and other tests make the same requests (python.md: tests/api).
 SLOW = (
-    *(f"docs/{name}.md" for name in ("chat", "embeddings", "parallelism", "python", "quantization", "serving")),
-    "docs/watermarking.md",
+    *(f"docs/{name}.md" for name in ("chat", "clients", "embeddings", "parallelism", "python", "quantization")),
+    *(f"docs/{name}.md" for name in ("serving", "verify", "watermarking")),
     "benchmarks/README.md",
 )
 NAMES = [

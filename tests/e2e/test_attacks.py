@@ -11,14 +11,17 @@ import pytest
 from tests.e2e.server import PATIENCE, Server, gauge, serving
 from tests.frontend.http.flooding import FLOODS
 from tests.frontend.http.test_floods import flooding
-from tests.text.test_hostile_grammars import HOSTILE, any_two
+from tests.text.test_hostile_grammars import HOSTILE, any_two, chained
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Write a long story about a river."}]
 TOKENS = 600
 LONGEST = 2.0  # seconds, of a gap beside an attack: the machine may be busy with other tests; it was 36 s
-# A branch that the checker seldom takes leads to the ambiguous part, so that the engine meets it.
-HIDDEN = any_two(6).replace("start: r0", 'start: /[a-y][a-z]{20}/ | "z" r0')
+# The checker follows 64 bytes of a text, so that only the engine meets what comes after 70.
+HIDDEN = {
+    "hidden": any_two(6).replace("start: r0", "start: /[a-z]{70}/ r0"),
+    "hidden chain": chained(240).replace("start: a", "start: /[a-z]{70}/ a"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +75,20 @@ def shown(name: str, alone: list[float], found: list[float]) -> None:
     print(f"{name}: P50 {1e3 * found[len(found) // 2]:.0f} ms, P99 {p99[1]:.0f} ms (alone {p99[0]:.0f} ms)")
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, "hidden"])
+@pytest.mark.parametrize("name", [*HOSTILE, *HIDDEN])
 def test_grammars(server: Server, alone: list[float], name: str) -> None:
     """With n = 32, and each time another text, as what was checked is remembered."""
     statuses, numbers = [], iter(range(10**6))
 
     def attack() -> None:
-        grammar = (HIDDEN if name == "hidden" else HOSTILE[name]) + f"\n// {next(numbers)}\n"
+        grammar = (HIDDEN | HOSTILE)[name] + f"\n// {next(numbers)}\n"
         body = {"messages": USER, "guided_grammar": grammar, "n": 32, "max_tokens": 100}
         statuses.append(httpx.post(server.url + CHAT, json=body, timeout=PATIENCE).status_code)
 
     found = beside(attack, server)
     shown(name, alone, found)
     assert found[-1] < LONGEST
-    assert statuses and set(statuses) <= ({200, 400} if name == "hidden" else {400})
+    assert statuses and set(statuses) <= ({200, 400, 503} if name in HIDDEN else {400})
     assert gauge(server.get("/metrics").text, "penstock_engine_restarts_total") == 0
 
 
@@ -99,3 +102,35 @@ def test_requests_that_are_given_up(server: Server, alone: list[float], kind: st
     shown(kind, alone, found)
     assert found[-1] < LONGEST
     assert gaps(server)[-1] < PATIENCE
+
+
+def first_token(server: Server) -> float:
+    """The seconds to the first token of a short stream."""
+    body, began = {"prompt": "def add(a, b):", "max_tokens": 1, "stream": True}, time.monotonic()
+    with httpx.stream("POST", server.url + COMPLETIONS, json=body, timeout=PATIENCE) as answer:
+        assert answer.status_code == 200
+        next(line for line in answer.iter_lines() if line.startswith("data: {"))
+    return time.monotonic() - began
+
+
+def test_requests_of_many_prompts(server: Server) -> None:
+    """Two clients send 64 long prompts each: the prompts of others come between these."""
+    server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1})
+
+    def send(client: int) -> float:
+        prompts, began = [f"# {client} {i}\n" + "x = y + 1\n" * 100 for i in range(64)], time.monotonic()
+        body = {"prompt": prompts, "max_tokens": 4}
+        assert httpx.post(server.url + COMPLETIONS, json=body, timeout=PATIENCE).status_code == 200
+        return time.monotonic() - began
+
+    quiet = max(first_token(server) for _ in range(5))
+    found = []
+    with ThreadPoolExecutor(2) as threads:
+        sent = [threads.submit(send, client) for client in range(2)]
+        time.sleep(0.5)
+        while not any(each.done() for each in sent):
+            found.append(first_token(server))
+            time.sleep(0.1)
+        took = min(each.result() for each in sent)
+    print(f"first tokens: {1e3 * quiet:.0f} ms alone, up to {1e3 * max(found):.0f} ms beside requests of {took:.1f} s")
+    assert max(found) < took / 3

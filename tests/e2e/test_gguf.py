@@ -62,8 +62,8 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         assert introduction(server, [{"role": "system", "content": PIRATE}]).startswith("Aye")
         text = log.read_text()
         assert (
-            "sampling of requests that do not set it: temperature 0, top_p 0.9, repetition_penalty 1.05, "
-            "frequency_penalty 0.3 (from the model;" in text
+            "unless a request says otherwise: temperature 0, top_p 0.9, repetition_penalty 1.05, "
+            "frequency_penalty 0.3 (the model recommends it;" in text
         )
         assert "weights in Q4_1 and Q8_0 as in the file" in text
         assert smollm2().name in next(line for line in text.splitlines() if " of weights from " in line)

@@ -75,7 +75,7 @@ def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(
 
 
 def test_a_request_of_higher_priority_takes_a_place_that_is_taken(narrow: Server) -> None:
-    fields: dict[str, object] = {"max_tokens": 1800, "ignore_eos": True, "temperature": 0, "priority": MOST}
+    fields: dict[str, object] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0, "priority": MOST}
 
     def ask(texts: dict[int, str]) -> list[threading.Thread]:
         def one(number: int) -> None:
@@ -192,7 +192,7 @@ def test_a_stream_that_has_begun_ends_with_an_event(narrow: Server) -> None:
 
 
 def test_what_waits_too_long_for_its_first_token_is_given_up(narrow: Server) -> None:
-    with Clients(narrow, 2, **LONG) as clients:
+    with Clients(narrow, 2, **{**LONG, "max_tokens": 800}) as clients:  # each goes on to its end
         wait_for(
             lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "two to run"
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.cluster.client import FleetClient
 from penstock.config.engine import EngineConfig
 from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
@@ -143,11 +144,16 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
 
 async def start(
     kind: str, scenario: Scenario | None = None, clock: Clock = time.monotonic, **fields: object
-) -> StreamingClient:
+) -> StreamingClient | FleetClient:
     """A client of a simulated engine: on a thread, in a process, in one that is replaced when it ends, in a process
-    with others for two ranks, or on a thread and shared. `clock` is the client's."""
+    with others for two ranks, on a thread and shared, or on a thread and in a fleet. `clock` is the client's."""
     if kind == "ranks":
         fields = {"tensor_parallel_size": 2, **fields}
+    if kind == "fleet":
+        engine = await start_thread(config(scenario, **fields), BACKEND, clock)
+        fleet = FleetClient(clock=clock, seed=1)
+        fleet.join("only", engine)
+        return fleet
     if kind == "shared":
         return await shared(await start_thread(config(scenario, **fields), BACKEND), clock)
     if kind == "thread":

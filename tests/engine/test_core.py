@@ -412,6 +412,24 @@ def test_a_request_waits_for_its_grammar_and_others_do_not() -> None:
     assert ends == ["plain", "held"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_choice_that_ends_while_its_grammar_is_compiled_delays_no_step(n: int) -> None:
+    """The scheduler does not get its request before: the first step of it would block until the grammar is compiled."""
+    output = (1, 2, 3) if n == 1 else ()
+    held = msgspec.structs.replace(request("held", n=n, output_ids=output), grammar=Grammar("regex", "a"))
+    bench, compiled = Bench(), False
+    bench.executor.prepare = lambda grammar: compiled  # type: ignore[method-assign]
+    bench.core.step(adds(held, request("plain")))
+    bench.core.step([Finish("held", 0, "stop", 2)])
+    assert {delta.request_id for delta in bench.port.deltas} == {"plain"}
+    assert not bench.scheduler.finish("held", 0, "stop", 2, bench.clock.now), "the scheduler has the request"
+    compiled = True
+    bench.port.batches.append([])
+    answer = bench.run().answer(held)
+    assert (answer.choices[0], answer.reasons[0]) == (list(output[:2]), "stop")
+    assert n == 1 or answer.choices[1] == expected(held, 1)
+
+
 def test_a_grammar_that_cannot_be_prepared_is_that_requests_alone(caplog: pytest.LogCaptureFixture) -> None:
     held, plain = (request(name, seed=i + 1) for i, name in enumerate(("held-0", "plain")))
     bench = Bench(adds(msgspec.structs.replace(held, grammar=Grammar("regex", "a")), plain))

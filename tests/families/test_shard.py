@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config import Place, Split
+from penstock.config import RankPlace, Split
 from penstock.config.split import part
 from penstock.families import CannotSplit, LatentSpec, Parameter, check_split, model_facts, shard
 from penstock.families.shard import stage_layers, tensor_sizes
@@ -112,7 +112,7 @@ def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Sp
 @pytest.mark.parametrize("family", CONFIGS)
 def test_one_rank_has_the_spec_itself(family: str) -> None:
     spec = spec_of(family)
-    assert shard(spec, Place()) is spec
+    assert shard(spec, RankPlace()) is spec
 
 
 def test_whole_experts_go_to_ranks_in_order() -> None:
@@ -223,4 +223,4 @@ def test_ranks_are_numbered_stage_by_stage() -> None:
     assert [(place.stage, place.tensor_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert [place.reports for place in places] == [False] * 4 + [True, False]
     with pytest.raises(ValueError, match="no rank 6 among 6: use 0 to 5"):
-        Place(Split(2, 3), 6)
+        RankPlace(Split(2, 3), 6)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config import Place, Split
+from penstock.config import RankPlace, Split
 from penstock.families.traffic import StepTraffic, link_bytes, step_traffic
 from tests.families.divisible import CONFIGS, spec_of
 
@@ -34,7 +34,7 @@ def test_a_step_of_three_tokens_that_samples_two(split: Split, expected: list[St
 
 def test_links_carry_parts_to_and_from_every_other_rank_and_states_to_the_next_stage() -> None:
     spec = spec_of("llama")
-    sums = step_traffic(spec, Place(Split(4), 0), 3, 2, 4).sum
+    sums = step_traffic(spec, RankPlace(Split(4), 0), 3, 2, 4).sum
     assert link_bytes(spec, Split(4), 3, 2, 4) == 3 * sums + 2 * (VOCAB - 77) * 4
     assert link_bytes(spec, Split(1, 3), 3, 2, 4) == 2 * 3 * HIDDEN * 4
     assert link_bytes(spec, Split(2, 2), 3, 2, 4) == ((9 + 1) * 3 + 2 * 2) * HIDDEN * 4 + 2 * 153 * 4

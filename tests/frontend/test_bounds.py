@@ -176,7 +176,7 @@ held[0].recv(1)  # the test ends this process
 async def test_memory_of_bodies_is_given_back(site: Site, record_property: Record) -> None:
     """Many connections hold back the last byte of their bodies, which together are far more than the budget."""
     sent = request("/tokenize", {"prompt": "hello", "user": "x" * (MIB4 - 1000)})[:-1]
-    connections = 400
+    connections = 160
     async with live(site) as port:
         before = resident()
         holder = await asyncio.create_subprocess_exec(

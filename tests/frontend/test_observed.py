@@ -10,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config import ServerConfig
 from penstock.frontend import ServedModel, create_app
+from penstock.frontend.requests.sampling import PROMPT_SPACING
 from tests.frontend.conftest import Site
 from tests.frontend.scripted import ScriptedClient
+from tests.frontend.test_other_wires import EMBEDS
 
 SECRET = "the users own words"
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "user": SECRET, "cache_salt": SECRET}
@@ -87,6 +89,27 @@ async def test_the_line_of_a_request_says_what_it_cost(site: Site, caplog: pytes
     assert (lines[3]["status"], lines[3]["finish_reason"]) == (500, "error")
     assert "model" not in lines[4]
     assert SECRET not in str(lines)
+
+
+async def test_the_line_of_a_request_for_vectors(
+    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site(pooling=EMBEDS)
+    with caplog.at_level(logging.INFO, "penstock.access"):
+        for path, body in {
+            "/v1/embeddings": {"input": ["hello", "x"]},
+            "/api/embed": {"model": "tiny", "input": "hello"},
+            "/score": {"text_1": "x", "text_2": ["y", "z"]},
+        }.items():
+            assert (await site.http.post(path, json=body)).status_code == 200
+    lines = lines_of(caplog)
+    assert [line["model"] for line in lines] == ["tiny"] * 3
+    assert [line["prompt_tokens"] > 1 for line in lines] == [True] * 3
+
+
+async def test_prompts_of_one_request_take_places_one_after_the_other(site: Site) -> None:
+    await site.post("/v1/completions", prompt=["a", "b", "c"], max_tokens=1)
+    assert [request.behind for request in site.engine.requests] == [0.0, PROMPT_SPACING, 2 * PROMPT_SPACING]
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 60, 140), (1.0, 200, 200)])

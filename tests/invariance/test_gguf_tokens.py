@@ -55,6 +55,7 @@ def write_dense(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.rare  # the values of the file's tensors are tested in tests/weights
 @pytest.mark.usefixtures("no_native_kernels")
 def test_tokens_are_those_of_the_dense_checkpoint(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(smollm2())

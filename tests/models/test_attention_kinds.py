@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig, Place, Split
+from penstock.config import EngineConfig, RankPlace, Split
 from penstock.config.facts import PageShape
 from penstock.config.memory import blocks_bytes, states_bytes
 from penstock.families import ModelSpec, UnsupportedModel, model_facts, shard
@@ -200,4 +200,4 @@ def test_ranks_divide_a_kind_as_it_says() -> None:
     assert shapes["layers.1.value.weight"] == (WIDTH, hidden)
     assert shapes["layers.1.output.weight"] == (hidden, 2 * WIDTH)
     assert parts[1].group_page(1) == spec.group_page(1)
-    assert shard(spec, Place()) == spec
+    assert shard(spec, RankPlace()) == spec

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config import Place, Split
+from penstock.config import RankPlace, Split
 from penstock.families import ModelSpec, load_spec, shard
 from penstock.families.shard import CannotSplit, tensor_sizes
 from penstock.kernels import Kernels, Platform
@@ -69,7 +69,7 @@ def test_tensor_ranks_add_up(variant: str, tiny_checkpoint: Checkpoint) -> None:
         pytest.skip("it cannot be divided by 2")
     together = Together(2)
 
-    def run(place: Place) -> list[Tensor]:
+    def run(place: RankPlace) -> list[Tensor]:
         spec = shard(whole, place)
         make = partial(Decoder, collectives=Rank(together, place.rank))
         return logits_of(spec, loaded(folder, spec), kernels_on(TORCH, spec), prompts, chunk=7, make=make)

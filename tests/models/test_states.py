@@ -111,7 +111,7 @@ def test_memory_is_as_planned(folder: Path) -> None:
     matrices, tail = 4 * 16 * 24, 2 * (2 * 2 * 16 + 4 * 24)
     assert row.bytes == runner.pages.states.nbytes == 3 * 3 * (matrices + tail) * 4
     assert model_facts(spec).state_elements == 3 * (matrices + tail)
-    assert not runner.capacity.shares
+    assert runner.capacity.keeps == "states"
     runner.close()
 
 

@@ -4,12 +4,14 @@ import configparser
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.config import read_settings
 from penstock.config.server import ServerConfig
+from tests.e2e.server import serving
 
 FOLDER = Path(__file__).parents[2] / "packaging/systemd"
 UNIT, TEMPLATE = FOLDER / "penstock.service", FOLDER / "penstock@.service"
@@ -94,3 +96,27 @@ def test_the_template_is_the_unit_with_names_of_its_own() -> None:
             "Environment=HF_HOME=%C/penstock/huggingface PENSTOCK_STATE_DIR=%S/penstock"
         ),
     }
+
+
+# What the unit's sandbox lets the server see: all is read-only but its own folders and a private /tmp.
+SANDBOX = """
+mount --make-rprivate / && mount --bind / / && mount -o remount,bind,ro / &&
+for folder in /var/lib /var/cache /tmp; do mount -t tmpfs tmpfs $folder || exit 9; done &&
+mkdir /var/lib/penstock /var/cache/penstock && cd /var/cache/penstock && ! touch /etc/penstock-was-here 2>/dev/null &&
+exec env HOME=/ HF_HOME=/var/cache/penstock/huggingface PENSTOCK_STATE_DIR=/var/lib/penstock "$@"
+"""
+
+
+def may_mount() -> bool:
+    tried = ["unshare", "--mount", "sh", "-c", "mount --make-rprivate / && mount -t tmpfs tmpfs /tmp"]
+    return shutil.which("unshare") is not None and subprocess.run(tried, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="this user may not mount file systems: run the test as root")
+def test_it_serves_and_stores_in_a_read_only_root(tmp_path: Path) -> None:
+    command = ("unshare", "--mount", "sh", "-c", SANDBOX, "sh", sys.executable, "-m", "penstock", "serve")
+    with serving(tmp_path / "log", "--kv-cache-memory", "64MiB", command=command) as server:
+        stored = server.post("/v1/responses", {"input": "def add(a, b):", "max_output_tokens": 2}).json()
+        assert server.get(f"/v1/responses/{stored['id']}").json()["id"] == stored["id"]
+    text = server.log.read_text()
+    assert "Read-only" not in text and "WARNING" not in text, text

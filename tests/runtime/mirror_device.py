@@ -6,7 +6,7 @@ but its uploaded inputs, reads a result too early, or has its result overwritten
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +19,7 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.kernels.attention import AttentionBatch, HeadNorm, ReferenceAttention, TorchPages
 from penstock.kernels.batch_arrays import StepSequences, order_units
-from penstock.runtime.device import CudaDevice, Device, Found, HostDevice, Job, pack, places, unpack
+from penstock.runtime.device import CudaDevice, Device, HostDevice, Job, StepOutputs, pack, places, unpack
 from penstock.runtime.loading.device_memory import DeviceMemory
 from penstock.runtime.loading.gpu import load_device_runner
 from penstock.runtime.runner import ModelRunner
@@ -59,18 +59,18 @@ class _Deferred:
     def __init__(self, job: Job, waiting: "deque[_Deferred]") -> None:
         self._job = job
         self._waiting = waiting
-        self._given: Mapping[str, Tensor] = {}
+        self._outputs = StepOutputs()
 
     def ready(self) -> bool:
         return True
 
-    def wait(self) -> Found:
+    def wait(self) -> StepOutputs:
         while self._waiting:
             self._waiting.popleft()._run()
-        return {name: tensor.numpy().copy() for name, tensor in self._given.items()}
+        return self._outputs.mapped(lambda tensor: tensor.numpy().copy())
 
     def _run(self) -> None:
-        self._given = self._job()
+        self._outputs = self._job()
 
 
 def mirror_kernels(kernels: Kernels) -> Kernels:

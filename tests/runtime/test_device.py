@@ -4,9 +4,8 @@ import gc
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from penstock.runtime.device import uncollected
+from penstock.runtime.device import StepOutputs, uncollected
 from tests.runtime.mirror_device import MirrorDevice
 
 
@@ -33,14 +32,15 @@ def test_jobs_are_done_in_order_when_one_is_waited_for() -> None:
     device = MirrorDevice()
     state = torch.zeros(1)
 
-    def job(factor: float) -> dict[str, Tensor]:
+    def job(factor: float) -> StepOutputs:
+        """`tokens` is a tensor of the job's own, `status` one that the next job overwrites."""
         state.mul_(factor).add_(1.0)
-        return {"own": state.clone(), "state": state}
+        return StepOutputs(tokens=state.clone(), status=state)
 
     first, second = device.launch(lambda: job(2.0)), device.launch(lambda: job(10.0))
     assert state.item() == 0.0 and first.ready()
-    assert first.wait() == {"own": [1.0], "state": [11.0]}  # copied after the second wrote where it lies
-    assert second.wait() == {"own": [11.0], "state": [11.0]}
+    assert first.wait() == StepOutputs([1.0], [11.0])  # copied after the second wrote where it lies
+    assert second.wait() == StepOutputs([11.0], [11.0])
     assert state.item() == 11.0
 
 

@@ -6,6 +6,7 @@ import pytest
 from penstock.kernels.batch_arrays import CHOSEN, NOT_FINITE
 from penstock.messages import SequenceResult, StepPlan, Work
 from penstock.runtime.batch import Occupant
+from penstock.runtime.device import StepOutputs
 from penstock.runtime.in_flight import STATUS_ERRORS, InFlightStep
 from penstock.runtime.planning import StepWork
 from penstock.runtime.step import Shape
@@ -29,9 +30,9 @@ def test_a_row_fails_its_sequence_only_if_its_token_counts(gained: int, row: int
     """A row behind a refused draft is of a text that does not exist."""
     status = np.full(4, CHOSEN)
     status[row] = NOT_FINITE
-    found = {"tokens": np.array([10, 11, 12, 13]), "accepted": np.array([gained, 0, 0, 0]), "status": status}
+    outputs = StepOutputs(np.array([10, 11, 12, 13]), status, accepted=np.array([gained, 0, 0, 0]))
     errors: dict[int, str] = {}
-    (result,) = of_one_unit(3).results(found, errors)
+    (result,) = of_one_unit(3).results(outputs, errors)
     if row < gained:
         assert errors == {7: STATUS_ERRORS[NOT_FINITE]} and result == SequenceResult(7, error=errors[7])
     else:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.messages import GenerateRequest, SamplingParams, Window
+from penstock.messages import GenerateRequest, SamplingParams, TenantShare, Window
 from penstock.simulate import VOCABULARY, logprob_row, mix
 from tests.schedule.policies import AnyOrder
 from tests.schedule.simulated import Simulation, expected_output, simulation
@@ -27,6 +27,12 @@ prompts = st.builds(
     st.integers(0, 22),
     st.lists(st.integers(0, 3), min_size=1, max_size=2),
 )
+SHARES = [
+    TenantShare(),
+    TenantShare(weight=3.0, kv_share=0.3, quantum=30.0),
+    TenantShare(rank=1, held_back=2, step_tokens=3, claims=False),
+    TenantShare(rank=2, max_wait=0.01),
+]
 # Seconds. A step takes a millisecond and a tenth of one for each token.
 patience = st.none() | st.sampled_from([0.0, 0.001, 0.003, 0.01, 1.0])
 
@@ -47,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures=st.booleans(),
         target_step_time=st.sampled_from([0.0, 0.0, 0.001, 0.002]),
         order=st.none() | st.integers(0, 2**32),
+        tenants=st.booleans(),
     )
     def start(
         self,
@@ -62,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures: bool,
         target_step_time: float,
         order: int | None,
+        tenants: bool,
     ) -> None:
         """`order`: of a policy that changes it after each step. None: the scheduler's own."""
 
@@ -81,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             target_step_time=target_step_time,
+            tenants=tenants,
             policy=None if order is None else AnyOrder(order),
             executor={"fails": fails},
         )
@@ -98,6 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         resume=st.integers(0, 6),
         predicted=st.sampled_from([0, 1, 3]),
         waits=st.tuples(patience, patience),
+        tenant=st.sampled_from("abc"),
+        share=st.none() | st.sampled_from(SHARES),
     )
     def add(
         self,
@@ -112,6 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         resume: int,
         predicted: int,
         waits: tuple[float | None, float | None],
+        tenant: str,
+        share: TenantShare | None,
     ) -> None:
         """`predicted`: 0: no prediction is sent; else every so many tokens of it are wrong. (1: none is right.)
         `waits`: until the deadline, and until that of the first token."""
@@ -136,7 +149,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, output_ids=tuple(output[:resume])
             )
         deadline, first = (None if wait is None else self.sim.now + wait for wait in waits)
-        self.sim.add(msgspec.structs.replace(request, deadline=deadline, first_token_deadline=first))
+        given = {"deadline": deadline, "first_token_deadline": first, "tenant": tenant, "share": share}
+        self.sim.add(msgspec.structs.replace(request, **given))
 
     @rule()
     def plan(self) -> None:

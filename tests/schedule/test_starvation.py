@@ -64,6 +64,22 @@ def test_twelve_that_come_first_do_not_starve_the_thirteenth(blocks: int) -> Non
     sim.check_output("last")
 
 
+def test_others_come_between_the_prompts_of_one_request() -> None:
+    """Two clients send 32 prompts each. A third one that comes then does not wait for all of them."""
+    sim = simulation(max_num_seqs=4, blocks=65)
+    sim.token_seconds = 0.01
+    for i in range(64):
+        sim.add(request(f"many{i}", 7, 5, behind=i // 2 * 0.25))
+    sim.step()
+    sim.add(request("one", 7, 5))
+    while sim.outputs["one", 0].finish_reason is None:
+        sim.step()
+    ended = [name for name in sim.requests if sim.outputs[name, 0].finish_reason]
+    assert len(ended) < 12
+    while any(sim.outputs[name, 0].finish_reason is None for name in sim.requests):
+        sim.step()
+
+
 def test_equal_requests_keep_the_order_in_which_they_came() -> None:
     places = [due_order(request("r", arrival=arrival), arrival) for arrival in (1.0, 2.0, 2.0, 3.0)]
     assert places == sorted(places)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from penstock.text import Tokenizer, TokenizerError
+from tests.smollm2 import smollm2
 from tests.text import tokenizers_on_disk
 from tests.text.tokenizers_on_disk import KINDS
 
@@ -325,3 +326,22 @@ def test_tokenizer_json_alone_is_enough(tmp_path: Path, folder_of: Folder) -> No
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (None, None, None)
+
+
+CACHE = """
+import os, random, string, sys
+from penstock.observe.processes import usage_of_one
+from penstock.text import Tokenizer
+
+tokenizer, source = Tokenizer.load(sys.argv[1]), random.Random(1)
+before = usage_of_one(os.getpid())[0]
+for _ in range(200):
+    tokenizer.encode(" ".join("".join(source.choices(string.ascii_letters, k=200)) for _ in range(100)))
+print(usage_of_one(os.getpid())[0] - before)
+"""
+
+
+def test_texts_of_unknown_words_leave_little_in_memory() -> None:
+    """The library remembers words, and kept 10,000 for ever: 25 MB here, 100 MB in a server that was attacked."""
+    done = subprocess.run([sys.executable, "-c", CACHE, str(smollm2())], capture_output=True, text=True, timeout=120)
+    assert int(done.stdout) < 12 << 20, done.stderr

@@ -187,6 +187,5 @@ def test_what_is_wrong_is_named(pair: Pair) -> None:
     assert f"'{name}' is FP8, but there is no '{name}_scale_inv', its scales" in refusal(fp8)
     change_config(fp8, quantization_config={"quant_method": "fp8", "weight_block_size": [128]})
     assert "weight_block_size [128] is not supported; supported: rows and columns" in refusal(fp8)
-    for wrong in ({"quant_method": "awq"}, CHANNELS | {"config_groups": {"a": {"weights": {"num_bits": 4}}}}):
-        change_config(fp8, quantization_config=wrong)
-        assert f"quantization_config '{wrong['quant_method']}' is not supported; supported: fp8" in refusal(fp8)
+    change_config(fp8, quantization_config=CHANNELS | {"config_groups": {"a": {"weights": {"num_bits": 5}}}})
+    assert "weights 'int of 5 bits, strategy tensor' is not supported; supported: weights of 4 or" in refusal(fp8)

@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.engine.processors import keep_off
 from penstock.messages import EngineClient, GenerateRequest, SamplingParams, unpack_rows
+from penstock.quantize.texts import help_texts
 from penstock.text import Tokenizer
 
 Window = list[int]
@@ -78,11 +79,7 @@ def english() -> str:
 
     They differ between versions of Python. Raises ValueError if Python was installed without them.
     """
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise ValueError("this Python has no pydoc_data.topics, the default text: name a TEXT file") from None
-    return "\n\n".join(topics[name] for name in sorted(topics))
+    return "\n\n".join(help_texts())
 
 
 def cut_windows(tokenizer: Tokenizer, text: str, window_tokens: int, most: int) -> list[Window]:

@@ -36,7 +36,7 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
     except HubError as error:
         if model is None or "/" in model or list(texts) != ["-"]:
             raise
-        raise HubError(f"{error}. If it is a text, name the model too: penstock embed {MINILM.name} TEXT") from None
+        raise type(error)(f"{error}. If it is a text, name the model too: penstock embed {MINILM.name} TEXT") from None
     pooling = prepared.spec.pooling
     assert pooling is not None
     prompt = pooling.prompts.get(pooling.default_prompt, "")

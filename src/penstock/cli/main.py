@@ -7,10 +7,13 @@ import typer
 
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
+from penstock.cli.fleet.commands import add_fleet_commands
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 from penstock.cli.sections import SectionedHelp
+from penstock.cli.simulate.commands import add_simulate_commands
+from penstock.cli.tenants.commands import add_tenant_commands
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ NAMED = typer.Option(
     "--model", metavar="MODEL", help="The same as the argument MODEL.", autocompletion=completion.model_names
 )
 FLAG_ONLY = typer.Option("--model", metavar="MODEL", help=WHICH_MODEL, autocompletion=completion.model_names)
+AGAINST = typer.Option(metavar="MODEL", help="Compare with MODEL: perplexity, KL divergence, greedy tokens.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
 CASES = typer.Option(metavar="CASES", help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
@@ -147,6 +151,10 @@ def embed(
 
 add_model_commands(app)
 add_operate_commands(app)
+add_tenant_commands(app)
+add_fleet_commands(app)
+add_simulate_commands(app)
+add_fleet_commands(app)
 
 
 @app.command(
@@ -321,13 +329,15 @@ def quality(
     tokens_out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the scored token ids, for --tokens-in or another engine.")
     ] = None,
+    against: Annotated[str | None, AGAINST] = None,
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
 ) -> None:
     from penstock.cli.bench.quality import QualityOptions
     from penstock.cli.bench.quality import quality as command
 
-    command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
+    options = QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out, against)
+    command(model, options, json_file, flags)
 
 
 @bench.command(

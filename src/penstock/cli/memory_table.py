@@ -5,9 +5,9 @@ from rich.table import Table
 from penstock.config import Resolved, format_bytes
 
 
-def memory_table(resolved: Resolved, title: str = "Memory") -> Table:
+def memory_table(resolved: Resolved) -> Table:
     """Returns the memory table. If there are several ranks, it describes the rank with the least free memory."""
-    rows, ranks = resolved.memory.rows, resolved.ranks
+    title, rows, ranks = "Memory", resolved.memory.rows, resolved.ranks
     if len(ranks) > 1:
         title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}, which has the least to spare"
     table = Table(title=title, title_justify="left")

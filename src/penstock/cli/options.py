@@ -35,6 +35,17 @@ def _flags(table: Mapping[str, Sequence[Setting]]) -> Flags:
 _FILE = typer.Option(metavar="FILE", help="YAML file with settings, named like these flags.")
 ENGINE: Flags = {"config": Annotated[str | None, _FILE], **_flags(settings.ENGINE)}
 SERVER: Flags = _flags(settings.SERVER)
+# Of an engine whose fronts speak HTTP elsewhere.
+ENGINE_HOST: Flags = {
+    **_flags({name: settings.SERVER[name] for name in ("Model", "Logs and traces")}),
+    **{
+        name: SERVER[name]
+        for name in (
+            *("fleet_key", "allow_insecure_bind", "tls_certificate", "tls_key", "watermark", "watermark_key"),
+            *("max_waiting", "max_waiting_tokens", "target_itl", "step_deadline", "drain_timeout"),
+        )
+    },
+}
 
 
 def takes(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,7 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.cli.options import Flags
 from penstock.cli.serving.report import log, log_start, show_end, show_memory
@@ -16,7 +17,8 @@ from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.serving.supervisor import Supervisor
-    from penstock.config import Given
+    from penstock.cluster.client import FleetClient
+    from penstock.config import Given, ServerConfig
     from penstock.engine.client import StreamingClient
     from penstock.frontend.versions.serving import Serving
     from penstock.prepare.model import PreparedModel
@@ -43,15 +45,33 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
         from penstock.observe.logs import configure_logging
-        from penstock.prepare.model import find_given, prepare_found, read_given
+        from penstock.prepare.model import read_given
+        from penstock.prepare.promises import promise
 
         given, default = read_given(model, flags), ServerConfig()
+        if given.settings.repository and given.settings.model is None:
+            child.take_over().close()  # the engines of its language models start with their own settings
+            _serve_repository(given, flags, began)
+            return
+        alone = not given.settings.engines and (given.settings.replicas or 1) == 1
+        if not alone:  # it was started before the settings were read
+            child.process.kill()
+            child.process.wait()
         port = default.port if given.settings.port is None else given.settings.port
         host = given.settings.host or default.host
         sock = bind(host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
-        prepared = prepare_found(find_given(given))
-        child.send_config(prepared.resolved.engine)
+        if given.settings.engines:
+            from penstock.cli.serving.front import serve_front
+
+            grpc = None if grpc_sock is None else _address(grpc_sock)
+            if grpc_sock is not None:
+                grpc_sock.close()  # gRPC makes its own socket
+            serve_front(given, sock, grpc)
+            return
+        prepared = _prepared(given)
+        if alone:
+            child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began)
         supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
         if supervisor is None:
@@ -60,6 +80,10 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         import uvloop
 
         dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
+        if prepared.hardware.device == "cpu":
+            promise(
+                sum(row.bytes for plan in prepared.resolved.ranks for row in plan.rows[:-1])
+            )  # the last one is free
         show_memory(prepared.resolved)
         try:
             if supervisor is None:
@@ -74,6 +98,29 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 signal.signal(number, signal.SIG_IGN)
             if supervisor is not None:
                 supervisor.kill()
+
+
+def _prepared(given: "Given") -> "PreparedModel":
+    """Resolves the settings of the model. An engine with others beside it, replicas or language models of a repository,
+    gets a part of the machine."""
+    from penstock.config import ConfigError
+    from penstock.prepare.device import detect_device
+    from penstock.prepare.model import find_given, prepare_found
+
+    settings, hardware = given.settings, None
+    if settings.replicas is not None and settings.replicas > 1:
+        from penstock.cli.serving.replicas import share_of
+
+        hardware = share_of(detect_device(settings.device), settings.replicas)
+    elif settings.repository:
+        from penstock.cli.serving.shares import language_models, machine_share
+
+        try:
+            engines = 1 + language_models(Path(settings.repository))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        hardware = machine_share(detect_device(settings.device), engines)
+    return prepare_found(find_given(given), hardware)
 
 
 def _allow_open_files() -> None:
@@ -98,8 +145,8 @@ class _ServerStart(NamedTuple):
     grpc_sock: socket.socket | None
     began: float  # on time.monotonic()
 
-    async def connect(self) -> "StreamingClient":
-        """Returns the client of the engine when it is ready."""
+    async def connect(self) -> "StreamingClient | FleetClient":
+        """Returns the client of the engine, or of all replicas, when it is ready."""
         from penstock.engine.link.ipc import connect
         from penstock.observe.reporting import reporting
         from penstock.prepare.engine import verified
@@ -107,6 +154,11 @@ class _ServerStart(NamedTuple):
 
         engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
         check = ManifestCheck(self.prepared.path)
+        if self.prepared.resolved.server.replicas > 1:
+            from penstock.cli.serving.replicas import start_replicas
+
+            with reporting("starting the engines") if plain else contextlib.nullcontext():
+                return await verified(start_replicas(self.prepared), check)
         with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch takes seconds to import
             return await verified(connect(engine, self.child, resumes=True), check)
 
@@ -124,7 +176,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from penstock.cli.machine import cost_model
         from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
-        from penstock.frontend import Serving
+        from penstock.cli.serving.repository import ServedRepository
+        from penstock.frontend import ModelRegistry, Serving
         from penstock.frontend.http.loading import answering_early
         from penstock.observe.metrics import Metrics
         from penstock.prepare.checks import check_tls
@@ -152,10 +205,16 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     if start.grpc_sock is not None:
         grpc = _address(start.grpc_sock)
         start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+    if server.replicas > 1:
+        from penstock.cli.serving.replicas import add_series
+
+        add_series(metrics, client)
     serving = Serving(
         served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
     )
-    answering = Answering(serving, server, metrics, grpc)
+    repository = ServedRepository(server, start.flags, metrics, serving) if server.repository else None
+    registry = ModelRegistry(serving) if repository is None else repository.registry
+    answering = Answering(registry, server, metrics, grpc)
 
     def ready() -> None:
         if served.thinking_budget is not None and served.chat_format.reasoning is None:
@@ -164,9 +223,78 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
 
     sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after))
     try:
+        if repository is not None:
+            async with answering_early(start.sock, None if tls is None else tls.context):
+                await repository.start()
         await answering.run(start.sock, ready)
     finally:
         sleeping.cancel()
+        if repository is not None:
+            await repository.close()
+
+
+def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
+    """Serves a repository, without a model on the command line."""
+    import uvloop
+
+    from penstock.cli.address import bind, listen
+    from penstock.config import resolve_server
+    from penstock.messages import EngineError
+    from penstock.observe.logs import configure_logging
+    from penstock.observe.stderr import complain
+    from penstock.prepare.checks import check_grpc, check_tls
+
+    server = resolve_server(given)
+    sock = bind(server.host, server.port)
+    grpc_sock = None if server.grpc_port is None else bind(server.host, server.grpc_port, "--grpc-port")
+    check_grpc(server)
+    check_tls(server)
+    listen(sock)
+    dropped_lines = configure_logging(server.log_level, server.log_format)
+    try:
+        uvloop.run(_repository_main(server, flags, sock, grpc_sock, dropped_lines, began))
+    except (EngineError, OSError) as error:
+        complain(f"penstock: {error}")
+        sys.exit(1)
+
+
+async def _repository_main(
+    server: "ServerConfig",
+    flags: Flags,
+    sock: socket.socket,
+    grpc_sock: socket.socket | None,
+    dropped_lines: Callable[[], int],
+    began: float,
+) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from penstock.cli.address import url_of
+    from penstock.cli.serving.answering import Answering
+    from penstock.cli.serving.repository import ServedRepository
+    from penstock.frontend.http.loading import answering_early
+    from penstock.observe.metrics import Metrics
+    from penstock.prepare.checks import check_tls
+
+    metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
+    tls = check_tls(server)
+    repository = ServedRepository(server, flags, metrics, None)
+    grpc = None
+    if grpc_sock is not None:
+        grpc = _address(grpc_sock)
+        grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+
+    def ready() -> None:
+        url = url_of(sock, tls=tls is not None)
+        log.info("serving %s on %s, ready after %.1f s", server.repository, url, time.monotonic() - began)
+        if grpc is not None:
+            log.info("KServe's gRPC service is on %s:%d", *grpc)
+
+    try:
+        async with answering_early(sock, None if tls is None else tls.context):
+            await repository.start()
+        await Answering(repository.registry, server, metrics, grpc).run(sock, ready)
+    finally:
+        await repository.close()
 
 
 async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:
@@ -177,7 +305,7 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
     from penstock.prepare.checks import check_tls
 
     prepared = start.prepared
-    client = await start.connect()
+    client = cast("StreamingClient", await start.connect())  # --replicas does not go with several API processes
     loaded = LoadedVersion.of(prepared, start.given)
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 

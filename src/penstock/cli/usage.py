@@ -48,6 +48,8 @@ class WrongUse(ValueError):
 def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> int:
     """Runs a command. Returns its exit status. Raises WrongUse, and what the command raises."""
     root = typer.main.get_command(app)
+    if list(arguments[:2]) == ["plan", "fleet"]:
+        arguments = ["plan fleet", *arguments[2:]]  # `plan` itself takes a model, so it is no group of commands
     _check_repeats(root, arguments)
     try:
         status = root.main(list(arguments), obj=obj, prog_name="penstock", standalone_mode=False)
@@ -66,7 +68,8 @@ def _check_repeats(root: Any, arguments: Sequence[str]) -> None:
     numbers and choices the last one holds, as in other programs."""
     path, command = command_of(root, arguments)
     words = list(arguments[len(path.split()) - 1 :])
-    context = command.context_class(command, info_name=path, resilient_parsing=True)
+    # With the root's settings: a command keeps the names of its help flag from the first context that asks for them.
+    context = command.context_class(command, info_name=path, resilient_parsing=True, **root.context_settings)
     try:
         _, _, given = command.make_parser(context).parse_args(words)
     except Exception:  # a wrong use, which the command itself explains
@@ -238,9 +241,10 @@ def main(app: typer.Typer, obj: object = None) -> None:
 def _status(error: Exception) -> int | None:
     """Returns the exit status for an error that is shown without a traceback, or None for a bug."""
     from penstock.messages import EngineError
+    from penstock.weights.gguf_choice import HubFailure
 
+    if isinstance(error, OSError | EngineError | HubFailure):  # a full disk, a closed terminal, an engine that died
+        return 1
     if isinstance(error, ValueError):  # a wrong setting, model or checkpoint
         return 2
-    if isinstance(error, OSError | EngineError):  # a full disk, a closed terminal, an engine that died
-        return 1
     return None

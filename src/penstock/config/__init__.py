@@ -6,11 +6,11 @@ from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware, detect_hardware
 from penstock.config.memory import DoesNotFit, MemoryPlan, memory_table, size_memory, size_ranks
-from penstock.config.resolve import Resolved, resolve
+from penstock.config.resolve import Resolved, resolve, resolve_front, resolve_server
 from penstock.config.server import ServerConfig
 from penstock.config.sizes import format_bytes, parse_bytes
 from penstock.config.sources import ConfigError, Given, read_settings
-from penstock.config.split import Place, Split
+from penstock.config.split import RankPlace, Split
 from penstock.config.weights import stored_as
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Hardware",
     "MemoryPlan",
     "ModelFacts",
-    "Place",
+    "RankPlace",
     "Resolved",
     "ServerConfig",
     "Split",
@@ -31,6 +31,8 @@ __all__ = [
     "parse_bytes",
     "read_settings",
     "resolve",
+    "resolve_front",
+    "resolve_server",
     "size_memory",
     "size_ranks",
     "stored_as",

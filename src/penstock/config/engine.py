@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: bool = DEFAULTS["expert_parallel"]  # the tensor ranks hold whole experts each
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
+    has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine
     incarnation: int = 1
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
     log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]

@@ -18,8 +18,14 @@ from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
-from penstock.declared.settings import SETTINGS
+from penstock.declared.settings import DEFAULTS as CONSTANTS
+from penstock.declared.settings import ENGINE, SERVER, SETTINGS
 
+# Settings of servers that belong to their engine.
+_OF_ENGINES = (
+    *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
+    *("target_itl", "step_deadline", "sleep_after", "event_log"),
+)
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
 
@@ -70,6 +76,33 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in SETTINGS})
 
 
+def resolve_server(given: Given) -> ServerConfig:
+    """Choose the settings of a server without a model of its own, which has a repository. Raises ConfigError."""
+    values: dict[str, Any] = {setting.name: setting.default for rows in SERVER.values() for setting in rows}
+    values.update((name, value) for name, value in _given_values(given).items() if value is not None)
+    sources = {**dict.fromkeys(values, "default"), **given.sources}
+    _check_server(values, sources)
+    return _server(values, "", ())
+
+
+def resolve_front(given: Given, model: str) -> ServerConfig:
+    """Return the settings of a server whose engines are elsewhere. `model` is the name of their model. Raises
+    ConfigError, also for a setting that is an engine's."""
+    values = {**CONSTANTS, **_given_values(given)}
+    sources = {name: given.sources.get(name, "default") for name in values}
+    for name in (*(row.name for rows in ENGINE.values() for row in rows), *_OF_ENGINES, "model"):
+        if name in given.sources:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} ({given.sources[name]}) is a setting of engines, and this server's are "
+                "elsewhere (--engines): give it to penstock engine"
+            )
+    values.setdefault("served_model_name", model)
+    sources.setdefault("served_model_name", "default")
+    _check_server(values, sources)
+    name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
+    return _server(values, name, aliases)
+
+
 def _given_values(given: Given) -> dict[str, Any]:
     values = {name: getattr(given.settings, name) for name in given.sources}
     for name in ("device", "dtype"):
@@ -100,6 +133,7 @@ def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardwar
         "device": hardware.device,
         "kv_cache_bytes": values["kv_cache_memory"],
         "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if ahead else 1),
+        "has_tenants": bool(values["tenants"]),
     }
     return EngineConfig(**{**same, **others})
 
@@ -147,6 +181,20 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
             "PENSTOCK_WATERMARK_KEY"
         )
+    _check_server(values, sources)
+
+
+def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    if values["repository"] and values["api_processes"] > 1:
+        raise ConfigError(
+            f"--repository ({sources['repository']}) works with one API process, and --api-processes "
+            f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
+        )
+    if values["load_model"] and not values["repository"]:
+        raise ConfigError(
+            f"--load-model ({sources['load_model']}) is {values['load_model'][0]!r}, but there is no --repository; "
+            "add it"
+        )
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
@@ -162,15 +210,43 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
             "set --tls-certificate, or leave it out"
         )
-    has_key = values["api_key"] or values["api_key_file"]
-    if not (has_key or values["allow_insecure_bind"] or _is_loopback(values["host"])):
+    _check_tenants(values, sources)
+    if values["replicas"] > 1 and (values["api_processes"] > 1 or values["sleep_after"] or values["event_log"]):
+        raise ConfigError(
+            f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
+            "--sleep-after and --event-log: leave them out, or start each engine with penstock engine"
+        )
+    for name in ("replicas", "engines"):
+        if values["repository"] and values[name] not in (None, "", 1):
+            raise ConfigError(
+                f"--repository ({sources['repository']}) does not go with --{name} ({sources[name]}): leave one of "
+                "them out, or start a server for each"
+            )
+    has_key = values["api_key"] or values["api_key_file"] or values["tenants"]
+    if not (has_key or values["allow_insecure_bind"] or is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def _check_tenants(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    for name in ("api_key", "api_key_file"):
+        if values["tenants"] and values[name]:
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--tenants ({sources['tenants']}) has the keys of all clients, and --{flag} ({sources[name]}) is "
+                f"given, too; leave --{flag} out, and make keys with penstock tenants add"
+            )
+    for name in ("quota_redis", "audit"):
+        if values[name] not in ("", "none") and not values["tenants"]:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} ({sources[name]}) is about tenants, but there is no --tenants; add it")
+    if values["audit"] != "none" and values["state_dir"] == "none" and not values["audit_file"]:
+        raise ConfigError("--audit needs a file, and --state-dir is none; set --audit-file")
+
+
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

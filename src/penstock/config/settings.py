@@ -38,6 +38,17 @@ def _wires(value: Any) -> Any:
     return ",".join(names)
 
 
+def _names(value: Any) -> Any:
+    names = [
+        part.strip()
+        for text in (value if isinstance(value, list | tuple) else [value])
+        for part in str(text).split(",")
+    ]
+    if not all(names):
+        raise ValueError("give names, with commas between them")
+    return tuple(names)
+
+
 _KEY = Annotated[str, Field(min_length=1), BeforeValidator(check_key)]
 # The types of settings that need a check of their own.
 _SPECIAL: Mapping[str, Any] = {
@@ -48,6 +59,7 @@ _SPECIAL: Mapping[str, Any] = {
     "allowed_host": Annotated[tuple[str, ...], BeforeValidator(read_hosts)],
     "trusted_proxy": Annotated[tuple[str, ...], BeforeValidator(read_networks)],
     "cors_origin": Annotated[tuple[str, ...], BeforeValidator(read_origins)],
+    "load_model": Annotated[tuple[str, ...], BeforeValidator(_names)],
     "wires": Annotated[str, BeforeValidator(_wires)],
 }
 
@@ -90,8 +102,13 @@ class GivenSettings(BaseModel):
         host: str | None
         port: int | None
         grpc_port: int | None
+        repository: str | None
         watermark: str | None
         watermark_key: str | None
+        allow_insecure_bind: bool | None
+        replicas: int | None
+        engines: str | None
+        fleet_key: str | None
 
 
 _FIELDS: dict[str, Any] = {

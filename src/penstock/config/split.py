@@ -23,9 +23,9 @@ class Split:
         return self.tensor * self.pipeline
 
     @property
-    def places(self) -> "tuple[Place, ...]":
+    def places(self) -> "tuple[RankPlace, ...]":
         """The place of every rank, in rank order."""
-        return tuple(Place(self, rank) for rank in range(self.world))
+        return tuple(RankPlace(self, rank) for rank in range(self.world))
 
     def __str__(self) -> str:
         """For people: 'TP=2 x PP=2', 'EP=2' (of whole experts; the rest is tensor parallel), 'one rank'."""
@@ -34,7 +34,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One rank of a split: `rank = stage * tensor + tensor_rank`. Raises ValueError if the split has no such rank."""
 
     split: Split = Split()

@@ -21,6 +21,7 @@ DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # what a GPU makes
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
+ORDER_BYTES = 4  # of a column, if they have an order of their own
 GROUP_OF_X = 32  # values of an activation that share a scale
 SUPER = 256  # values along k that share the second level of scales
 DEVICE_HALF = 32  # most values along k that a GPU's kernel for codes multiplies at once: half of a run
@@ -28,6 +29,11 @@ WIDENED_ROWS = 65  # with so many rows or more, a GPU's kernels widen codes into
 WIDENED_BYTES = 64 << 20  # of at most this size
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
 _SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1, "by_column": 2}
+# The values of codes that are places in a table, which cpp/gguf_rows.h has too.
+TABLES: dict[str, tuple[int, ...]] = {
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class WeightFormat:
     mins: bool = False
     group: int = 32
     zero: int = 128
+    ordered: bool = False  # columns have an order of their own (act-order), in which x is gathered before a product
     name: str = field(default="", compare=False)
 
     @property
@@ -146,6 +153,7 @@ def format_of(stored: Iterable[WeightFormat]) -> WeightFormat:
         mins=any(one.mins for one in formats),
         group=min(one.group for one in formats),
         zero=next(iter(formats)).zero if same_codes else 128,
+        ordered=any(one.ordered for one in formats),
     )
 
 
@@ -222,7 +230,8 @@ def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias
     columns = num_blocks(n, gated=gated) * COLUMNS
     values = fmt.padded_width(k) * fmt.bits // 8 + fmt.column_bytes
     factors = fmt.groups(k) * fmt.scale_bytes + fmt.supers(k) * 2
-    return columns * (values + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
+    order = ORDER_BYTES * k if fmt.ordered else 0
+    return columns * (values + factors * (2 if fmt.mins else 1) + (4 if bias else 0)) + order
 
 
 def device_half(fmt: WeightFormat) -> int:
@@ -245,7 +254,8 @@ def device_bytes(n: int, k: int, fmt: DeviceScheme | WeightFormat, group: int, *
         factors = width // fmt.group * fmt.scale_bytes
         if fmt.scales == "two_levels":
             factors += -(-width // SUPER) * 2
-        size = n * (width * fmt.bits // 8 + factors * (2 if fmt.mins else 1))
+        order = ORDER_BYTES * k if fmt.ordered else 0
+        size = n * (width * fmt.bits // 8 + factors * (2 if fmt.mins else 1)) + order
     elif fmt in ("int8", "fp8"):
         size = n * k + 4 * n
     else:

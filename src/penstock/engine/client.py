@@ -13,6 +13,7 @@ from penstock.engine.queue import RequestQueue
 from penstock.engine.recovery import Recovery
 from penstock.engine.streams import DeltaReader, Streams
 from penstock.messages import (
+    BlockChanges,
     Clock,
     Completed,
     ControlAnswer,
@@ -155,6 +156,14 @@ class StreamingClient:
     def on_change(self, call: Callable[[], None]) -> None:
         """Let `call` be called when `state` has changed."""
         self._streams.on_state = call
+
+    def watch_ends(self, call: Callable[[TokenDelta], object]) -> None:
+        """Let `call` get the last deltas of choices whose stream was closed before their end."""
+        self._streams.on_last = call
+
+    def on_blocks(self, call: Callable[[BlockChanges], None]) -> None:
+        """Let `call` get the reports of the prefix cache, which `WatchBlocks` asks for."""
+        self._streams.on_blocks = call
 
     @property
     def failure(self) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,8 +22,10 @@ from penstock.messages import (
     Grammar,
     RequestRejected,
     ResetCache,
+    Sleep,
     TokenDelta,
     Wake,
+    WatchBlocks,
 )
 from penstock.schedule import Scheduler
 
@@ -32,6 +35,13 @@ HEALTH_SECONDS = 1.0  # between checks of the executor's health while there is n
 STATS_SECONDS = 0.05  # between statistics while the number of running sequences does not change
 
 log = logging.getLogger(__name__)
+
+
+class _Received(NamedTuple):
+    """A request that is not in the scheduler yet, and commands to execute when it is."""
+
+    request: GenerateRequest
+    finishes: list[Finish]
 
 
 class EngineCore:
@@ -63,11 +73,12 @@ class EngineCore:
         self._clock = clock
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results have not been taken
-        self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
+        self._backlog: dict[str, _Received] = {}  # by request id
         self._idle = True  # the last step has returned None
         self._out = Step()  # the next message, until `_send`
         self._posted = EngineStats()  # the last statistics sent
         self._stats_due = 0.0  # when statistics are sent next, if they have changed
+        self._watched = False  # the client reads reports of blocks
         self.stop_reason: str | None = None  # from the Stop command, after which there are no more steps
 
     def run(self, channel: Channel) -> str:
@@ -109,7 +120,7 @@ class EngineCore:
         """Add requests for a bounded time, so that many new ones do not delay running ones. A request stays in the
         backlog while its grammar is being compiled."""
         start = self._clock()
-        for request_id, request in list(self._backlog.items()):
+        for request_id, (request, _) in list(self._backlog.items()):
             if request.grammar is None or self._is_prepared(request, request.grammar):
                 self._add(request_id)
             if self._clock() - start >= ADMISSION_SECONDS:
@@ -182,7 +193,9 @@ class EngineCore:
             stats = self._scheduler.stats(*self._meter.seconds)
             if stats != self._posted:
                 out.stats = self._posted = stats
-        if out.stats or out.deltas or out.rejected or out.aborted or out.replies:
+            if self._watched and (changes := self._scheduler.block_changes()) is not None:
+                out.blocks.append(changes)
+        if out.stats or out.deltas or out.rejected or out.aborted or out.replies or out.blocks:
             self._post(out)
             self._out = Step()
 
@@ -192,14 +205,14 @@ class EngineCore:
             case Add():
                 self._accept(command.request, now)
             case Finish():
-                if command.request_id in self._backlog:
-                    self._add(command.request_id)
-                self._out.deltas.extend(
-                    self._scheduler.finish(command.request_id, command.choice, command.reason, command.keep, now)
-                )
+                # A request that waits for its grammar must not be added: its first step would block.
+                if (received := self._backlog.get(command.request_id)) is not None:
+                    received.finishes.append(command)
+                else:
+                    self._finish(command, now)
             case Abort():
-                if command.request_id in self._backlog:
-                    self._end(self._backlog.pop(command.request_id), "abort")
+                if (received := self._backlog.pop(command.request_id, None)) is not None:
+                    self._end(received.request, "abort")
                 self._out.deltas.extend(self._scheduler.abort(command.request_id, now))
                 self._out.aborted.append(command.request_id)
             case Control():
@@ -217,13 +230,19 @@ class EngineCore:
             return
         if not request.arrival:
             request = msgspec.structs.replace(request, arrival=now)
-        self._backlog[request.request_id] = request
+        self._backlog[request.request_id] = _Received(request, [])
+
+    def _finish(self, command: Finish, now: float) -> None:
+        ended = self._scheduler.finish(command.request_id, command.choice, command.reason, command.keep, now)
+        self._out.deltas.extend(ended)
 
     def _add(self, request_id: str) -> None:
         """Move a request from the backlog to the scheduler. An error here ends this request only."""
-        request = self._backlog.pop(request_id)
+        request, finishes = self._backlog.pop(request_id)
         try:
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
+            for command in finishes:
+                self._finish(command, self._clock())
         except RequestRejected as error:
             self._out.rejected.append(Rejected(request_id, str(error)))
         except Exception as error:
@@ -253,8 +272,15 @@ class EngineCore:
                 return ControlReply(command.serial, ForgottenBlocks(blocks))
             case Wake():
                 return ControlReply(command.serial, Completed())
-        # A client that can start the engine again executes Sleep itself, and never sends it.
-        error = "this engine cannot sleep, as it cannot be started again"
+            case WatchBlocks():
+                self._scheduler.watch_blocks()
+                self._watched, self._stats_due = True, 0.0  # the first report leaves with the reply
+                return ControlReply(command.serial, Completed())
+            case Sleep():
+                # A client that can start the engine again executes this itself, and never sends it.
+                error = "this engine cannot sleep, as it cannot be started again"
+            case _:
+                error = "this engine was not started by penstock engine, and has no fronts"
         return ControlReply(command.serial, error=error, cause="engine")
 
 

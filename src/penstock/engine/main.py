@@ -102,6 +102,7 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         speculation=config.speculation,
         num_speculative_tokens=config.num_speculative_tokens,
         max_step_drafts=config.max_step_drafts,
+        tenants=config.has_tenants,
     )
 
 
@@ -132,5 +133,6 @@ def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[i
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
         identity=capacity.identity,
+        max_step_tokens=config.max_num_batched_tokens,
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

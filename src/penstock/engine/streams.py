@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.engine.link.wire import Ended, Event, Ready, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
+    BlockChanges,
     ControlAnswer,
     EngineError,
     EngineInfo,
@@ -75,6 +76,8 @@ class Streams:
         self.on_failure: Callable[[str], None] | None = None
         self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
         self.on_state: Callable[[], None] = lambda: None  # called when `state` has changed
+        self.on_last: Callable[[TokenDelta], object] | None = None  # gets the ends of choices whose stream was closed
+        self.on_blocks: Callable[[BlockChanges], None] = lambda changes: None  # gets reports of the prefix cache
         self._incarnation = incarnation
         self._streams: dict[str, Stream] = {}
         self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
@@ -225,7 +228,7 @@ class Streams:
         if self.failure:
             return
         self.failure, self.down = reason, ""
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):  # a fleet's client takes them away meanwhile
             stream.fail(EngineError(reason))
         if not self.info.done():
             self.info.set_exception(EngineError(reason))
@@ -252,6 +255,8 @@ class Streams:
                 self._refuse(delta)
             elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
+            elif self.on_last is not None and delta.timing is not None and delta.timing.usage is not None:
+                self.on_last(delta)
 
     def _find(self, name: str) -> Stream | None:
         return self._streams.get(name) or self._parts.get(name)
@@ -271,6 +276,8 @@ class Streams:
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             reply.settle(self._replies.pop(reply.serial, None))
+        for changes in step.blocks:
+            self.on_blocks(changes)
         if self.on_step is not None:
             self.on_step()
 

@@ -113,6 +113,7 @@ DECODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
 _ALL = {**FAMILIES, **ENCODERS, **DECODERS}
 MAX_CONFIG_BYTES = 4 << 20
 FEW_LAYERS = 8
+QUANTIZATION_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}  # and their quant_method
 
 
 def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -126,7 +127,7 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
             architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS], why_not_transformers
         )
         raise UnsupportedModel(f"{where}: {why}")
-    quantization = fields.section("quantization_config")
+    quantization = fields.section("quantization_config") or fields.section("compression_config")
     spec = _ALL[known[0]](fields)
     if quantization is not None:
         spec = with_scheme(spec, scheme_of(fields, quantization))
@@ -177,7 +178,7 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
     """The spec as config.json alone describes it."""
     path = folder / "config.json"
     try:
-        config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+        config = _with_quantization(folder, read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
         spec = _unknown_to_us(folder, config) or spec_from_config(config)
     except FileNotFoundError:
         raise UnsupportedModel(no_config(folder)) from None
@@ -193,6 +194,16 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
     return spec
+
+
+def _with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with how matrices are quantised, which some tools write into a file of its own."""
+    beside = (each for each in QUANTIZATION_FILES if (folder / each).is_file())
+    file = None if config.get("quantization_config") else next(beside, None)
+    if file is None:
+        return config
+    fields = read_json_object(folder / file, max_bytes=MAX_CONFIG_BYTES)
+    return {**config, "quantization_config": {**fields, "quant_method": QUANTIZATION_FILES[file]}}
 
 
 def load_end_tokens(model: Path) -> list[EndToken]:

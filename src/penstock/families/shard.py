@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from penstock.config import ModelFacts, Place, Split
+from penstock.config import ModelFacts, RankPlace, Split
 from penstock.config.split import part
 from penstock.families.kinds.attention import Cut
 from penstock.families.registry import model_facts
@@ -57,7 +57,7 @@ class CannotSplit(ValueError):
     """The model cannot be split like this. The message names the size, what it must divide, and sizes that work."""
 
 
-def shard(spec: ModelSpec, place: Place) -> ModelSpec:
+def shard(spec: ModelSpec, place: RankPlace) -> ModelSpec:
     """The part of a model that the rank at `place` holds. Layers and their parameters are numbered from 0 in every
     stage.
 
@@ -183,9 +183,10 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
     for parameter in spec.parameters:
         for codes in filter(None, parameter.stored):
             columns = parameter.shape[1]
-            if columns // tensor % codes.block and _cut(spec, parameter, expert) == "columns":
+            cut = (codes.ordered or columns // tensor % codes.block) and _cut(spec, parameter, expert) == "columns"
+            if cut:
                 what = f"cuts rows of {columns} values ({parameter.name}, {codes.name}) into {columns // tensor}"
-                return f"{what}, which are no blocks of {codes.block}"
+                return f"{what}, which are no blocks of {columns if codes.ordered else codes.block}"
     if tensor > spec.vocab_size:
         return f"is more than the {spec.vocab_size} tokens of the vocabulary"
     return None
@@ -223,7 +224,7 @@ def _either(sizes: Sequence[int]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def _layer(layer: LayerSpec, place: Place) -> LayerSpec:
+def _layer(layer: LayerSpec, place: RankPlace) -> LayerSpec:
     tensor = place.split.tensor
     return replace(
         layer,
@@ -233,7 +234,7 @@ def _layer(layer: LayerSpec, place: Place) -> LayerSpec:
     )
 
 
-def _moe(moe: MoESpec, place: Place) -> MoESpec:
+def _moe(moe: MoESpec, place: RankPlace) -> MoESpec:
     tensor = place.split.tensor
     moe = replace(moe, shared_intermediate_size=moe.shared_intermediate_size // tensor)
     if not place.split.expert:
@@ -242,7 +243,9 @@ def _moe(moe: MoESpec, place: Place) -> MoESpec:
     return replace(moe, first_expert=experts.start, local_experts=len(experts))
 
 
-def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
+def _parameter(
+    spec: ModelSpec, parameter: Parameter, place: RankPlace, stage: range, vocabulary: range
+) -> list[Parameter]:
     """A rank's part of a parameter of the whole model: one, or none."""
     if parameter.name == "embedding.weight":
         return [_take_rows(parameter, vocabulary)] if place.first else []

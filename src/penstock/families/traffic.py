@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.config import Place, Split
+from penstock.config import RankPlace, Split
 from penstock.config.split import part
 from penstock.families.shard import stage_layers
 from penstock.families.spec import ModelSpec
@@ -23,7 +23,7 @@ class StepTraffic:
         return self.sum + self.gather + self.send
 
 
-def step_traffic(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepTraffic:
+def step_traffic(spec: ModelSpec, place: RankPlace, tokens: int, sampled: int, element_size: int) -> StepTraffic:
     """The bytes that the rank at `place` sends in a step of `tokens` tokens. For `sampled` of them logits are computed,
     to sample or for prompt logprobs. `element_size`: bytes of an activation.
 
@@ -48,7 +48,7 @@ def link_bytes(spec: ModelSpec, split: Split, tokens: int, sampled: int, element
     sends its part to each other rank of its stage and receives as much. Parts of logits all go to one rank."""
     total = 0
     for stage in range(split.pipeline):
-        step = step_traffic(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
+        step = step_traffic(spec, RankPlace(split, stage * split.tensor), tokens, sampled, element_size)
         total += step.sum * (split.tensor - 1) + step.send
     others = spec.vocab_size - len(part(spec.vocab_size, split.tensor, 0))
     return total + sampled * others * LOGIT_BYTES

@@ -1,5 +1,6 @@
 """The operator's routes: reload, sleep and wake. All but /reload have vLLM's names."""
 
+import asyncio
 from typing import Protocol
 from urllib.parse import parse_qs
 
@@ -10,7 +11,8 @@ from starlette.routing import Route
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import request_info
-from penstock.frontend.versions.serving import Serving
+from penstock.frontend.http.keys import Keys
+from penstock.frontend.registry import ModelRegistry
 
 _SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
 
@@ -24,8 +26,10 @@ class Reloading(Protocol):
 class AdminRoutes:
     """Routes of the operator, who has been recognised by `Access`."""
 
-    def __init__(self, serving: Serving, reloading: Reloading) -> None:
-        self._serving, self._reloading = serving, reloading
+    def __init__(self, models: ModelRegistry, reloading: Reloading | None, keys: Keys | None = None) -> None:
+        """They are about the default model. `reloading` reloads it in all API processes; None: there is only this one.
+        `keys` are read again with the model; None: `reloading` does that."""
+        self._models, self._reloading, self._keys = models, reloading, keys
 
     def routes(self) -> list[Route]:
         return [
@@ -37,21 +41,24 @@ class AdminRoutes:
 
     async def _reload(self, request: Request) -> Response:
         _check_admin(request)
-        return _json({"message": await self._reloading.reload(drain_first=_switch(request, "drain_first"))})
+        if self._keys is not None:
+            await asyncio.to_thread(self._keys.reload)
+        reloading = self._models.default.reloads if self._reloading is None else self._reloading
+        return _json({"message": await reloading.reload(drain_first=_switch(request, "drain_first"))})
 
     async def _sleep(self, request: Request) -> Response:
         _check_admin(request)
-        await self._serving.sleep()
-        return _json({"is_sleeping": self._serving.asleep})
+        await self._models.default.sleep()
+        return _json({"is_sleeping": self._models.default.asleep})
 
     async def _wake(self, request: Request) -> Response:
         _check_admin(request)
-        await self._serving.wake()
-        return _json({"is_sleeping": self._serving.asleep})
+        await self._models.default.wake()
+        return _json({"is_sleeping": self._models.default.asleep})
 
     async def _is_sleeping(self, request: Request) -> Response:
         _check_admin(request)
-        return _json({"is_sleeping": self._serving.asleep})
+        return _json({"is_sleeping": self._models.default.asleep})
 
 
 def _check_admin(request: Request) -> None:

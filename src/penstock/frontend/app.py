@@ -17,9 +17,19 @@ from penstock.config import ServerConfig
 from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle
-from penstock.frontend.http.asgi import LIVE_PATHS, READY_PATHS, Answer, ASGIApp, Receive, Scope, Send, header
+from penstock.frontend.http.asgi import (
+    LIVE_PATHS,
+    READY_PATHS,
+    Answer,
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    header,
+    request_info,
+)
 from penstock.frontend.http.buffers import answer_budget, body_budget
-from penstock.frontend.http.keys import ApiKeys
+from penstock.frontend.http.keys import ApiKeys, Keys
 from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
@@ -28,6 +38,8 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
+from penstock.frontend.tenants.office import TenantOffice
+from penstock.frontend.tenants.start import open_office
 from penstock.frontend.wires import ANTHROPIC, OPENAI, WIRES, Wire
 from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics
@@ -62,15 +74,15 @@ def create_app(
     bodies, unread = body_budget(limits), answer_budget(limits)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
-    keys = ApiKeys(config.api_key, config.api_key_file)
-    background = _background(keys, limits, models, storage, siblings, config.seed)
+    office = open_office(config, siblings)
+    keys = office.keys if office is not None else ApiKeys(config.api_key, config.api_key_file)
+    background = _background(keys, limits, models, storage, siblings, config.seed, office)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
-    site = Site(models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings)
+    site = Site(models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings, office)
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     probes = _Probes(models, lifecycle, metrics if siblings is None else siblings, wires)
-    served = models.default
-    admin = AdminRoutes(served, served.reloads if siblings is None else siblings)
+    admin = AdminRoutes(models, siblings, keys if siblings is None else None)
     rest = _starlette([*probes.routes(), *admin.routes()], paths)
     template = _templates(rest.router.routes)
     errors = _Errors(paths, template, limits.retry_after)
@@ -85,7 +97,7 @@ def create_app(
         limits=limits,
         keys=keys,
         admin_key=config.admin_key,
-        is_local=is_local,
+        is_local=is_local and office is None,
         allowed_hosts=(*_LOOPBACK, *config.allowed_host) if is_local or config.allowed_host else (),
         route_of=template,
         encode_error=errors.encode,
@@ -95,20 +107,24 @@ def create_app(
         is_socket=frozenset(route.path.encode() for route in routes if route.kind == "socket").__contains__,
         is_page=_page_paths(route.path for route in routes if route.public),
         quiet=[_shown(route.path) for route in routes if not route.logged],
-        retry_after=lambda: max(served.model.client.queue.retry_after() for served in models.all),
+        retry_after=lambda: max(
+            (served.model.client.queue.retry_after() for served in models.all), default=limits.retry_after
+        ),
         background=background,
         logged_share=config.access_log,
         proxies=TrustedProxies(config.trusted_proxy),
+        office=office,
     )
 
 
 def _background(
-    keys: ApiKeys,
+    keys: Keys,
     limits: RequestLimits,
     models: ModelRegistry,
     storage: Database | None,
     siblings: Siblings | None,
     seed: int | None,
+    office: TenantOffice | None,
 ) -> Background | None:
     """The batches, which the first API process runs. The other processes only close their storage at the end."""
     if storage is None:
@@ -118,7 +134,7 @@ def _background(
     from penstock.frontend.jobs.places import BatchPlaces
     from penstock.frontend.jobs.runner import BatchRunner
 
-    local = LocalRequests(models, limits, seed, priority=limits.max_priority + LATER_PRIORITY)
+    local = LocalRequests(models, limits, seed, priority=limits.max_priority + LATER_PRIORITY, office=office)
     places = BatchPlaces(local.capacity, local.others)
     fresh = siblings is None or siblings.fresh
     return BatchRunner(storage, keys, local, limits, places, fresh)
@@ -168,6 +184,7 @@ class _Errors:
     async def _answer(self, request: Request, error: Exception) -> Response:
         error = _routing_error(request, error) if isinstance(error, HTTPException) else error
         known = as_api_error(error, self._retry_after)
+        request_info(request.scope).error = known.code or str(known.status)
         encoded = self.encode(known, request.scope)
         response = Response(encoded.body, encoded.status, media_type="application/json")
         response.raw_headers += known.http_headers()
@@ -183,14 +200,26 @@ class _Dispatch:
     def __init__(self, paths: Mapping[str, PathApp], rest: ASGIApp) -> None:
         self._paths = paths
         self._posts = {path: app for path, app in paths.items() if "POST" in app.methods and "{" not in path}
+        self._infer = paths.get("/v2/models/{model:path}/infer")
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # of a path that takes them, else it would not be one
             await self._paths[scope["path"]](scope, receive, send)
             return
-        app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        path = scope["path"]
+        app = self._posts.get(path) if scope["method"] == "POST" else None
+        if app is None and self._infer is not None and (model := _inferred(scope["method"], path)):
+            scope["path_params"] = {"model": model}
+            app = self._infer
         await (app or self._rest)(scope, receive, send)
+
+
+def _inferred(method: str, path: str) -> str:
+    """The model of a request to infer without a version; "" for other requests."""
+    if method != "POST" or not path.startswith("/v2/models/") or not path.endswith("/infer") or "/versions/" in path:
+        return ""
+    return path[len("/v2/models/") : -len("/infer")]
 
 
 class _Probes:
@@ -246,7 +275,8 @@ class _Probes:
     async def _show_openapi(self, request: Request) -> Response:
         from penstock.frontend.openapi import document  # needs the packages of all wires
 
-        return Response(document(tuple(self._wires), self._models.default.model.name), media_type="application/json")
+        name = self._models.default.model.name if self._models.all else "MODEL"
+        return Response(document(tuple(self._wires), name), media_type="application/json")
 
 
 def _shown(path: str) -> str:

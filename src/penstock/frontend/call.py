@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
+from penstock.frontend.tenants.account import RequestAccount
 from penstock.frontend.versions.serving import Serving, Version
 from penstock.observe.model_metrics import ModelMetrics
 
@@ -32,6 +33,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     headers: Sequence[tuple[bytes, bytes]] = ()  # as ASGI has them
     start: float = msgspec.field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
+    account: RequestAccount | None = None  # counts what the request uses; None: the server has no tenants
     store: ModelStore | None = None  # of models that clients may change; None: they may not
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
     query: bytes = b""  # of the URL
@@ -40,6 +42,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     siblings: Siblings | None = None  # None: this is the only API process
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
     unread: HeldBytes | None = None  # the answer's part of the budget of answers; None: it is not bounded
+    admin: bool = False  # the request has the operator's key, or needs none
+    show: Callable[[Mapping[str, Any]], None] = lambda fields: None  # gives the request's line in the log its fields
 
     async def for_model(self, name: str | None) -> "ModelContext":
         """Returns the context with the model that the request names; None: the default model. Its version stays until
@@ -52,7 +56,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
             served = self.models.find(name)
             version = await self.enter(served)
             if self.models.find(name) is served:  # else a reload has changed names while the request waited
-                return ModelContext(model=version.model, metrics=version.metrics, **msgspec.structs.asdict(self))
+                model = version.model if self.account is None else self.account.on(version.model)
+                return ModelContext(model=model, metrics=version.metrics, **msgspec.structs.asdict(self))
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is
@@ -67,8 +72,9 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It
-        starts with the tenant, so that tenants never share entries."""
-        return f"{self.tenant}:{client_salt or ''}" if self.tenant else client_salt or ""
+        starts with the tenant or its group, so that others never share entries."""
+        owner = self.tenant if self.account is None else self.account.salt
+        return f"{owner}:{client_salt or ''}" if owner else client_salt or ""
 
 
 class ModelContext(RequestContext, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from penstock.messages import (
     GRAMMAR_TOO_COMPLEX,
+    GRAMMARS_BUSY,
     OUT_OF_MEMORY,
     DeadlineExceeded,
     EndsEngines,
@@ -108,6 +109,8 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
             return invalid(f"{error}; send a simpler one", code="invalid_grammar")
         case GenerationFailed() if str(error).startswith(OUT_OF_MEMORY):
             return APIError(503, str(error), code="out_of_memory", retry_after=retry_after)
+        case GenerationFailed() if str(error).startswith(GRAMMARS_BUSY):
+            return APIError(503, str(error), code="grammars_busy", retry_after=retry_after)
         case GenerationFailed():
             return APIError(500, str(error), code="generation_failed")
         case _:

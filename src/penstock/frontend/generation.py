@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.frontend.errors import GenerationFailed
+from penstock.config.tenants.entries import PriceEntry
+from penstock.frontend.errors import APIError, GenerationFailed
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
 from penstock.observe.model_metrics import ModelMetrics
@@ -54,6 +55,7 @@ class Usage(msgspec.Struct):
     rejected_prediction_tokens: int = 0
     first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
+    price: PriceEntry | None = None  # by which the answer says what it cost; None: it does not say it
 
 
 class _ChoiceState:
@@ -158,7 +160,7 @@ class Generation:
             if any(progress.unfinished for progress in self._progress):
                 raise EngineError("the engine ended the request before it was complete; send it again")
         except Exception as error:
-            reason = None if isinstance(error, RequestRejected) else "error"  # None: the request never began
+            reason = None if isinstance(error, RequestRejected | APIError) else "error"  # None: it never began
             if self._trace is not None:
                 self._trace.error = type(error).__name__
             raise

@@ -16,6 +16,7 @@ from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.pooling import check_generates
+from penstock.frontend.tenants.office import TenantOffice
 from penstock.frontend.versions.serving import Serving, Version
 from penstock.frontend.wires import OPENAI, RESPONSES
 from penstock.messages import EngineError
@@ -35,14 +36,20 @@ class LocalRequests:
     """Answers requests of OpenAI's wire, each with the version of its model that new requests get."""
 
     def __init__(
-        self, models: ModelRegistry, limits: RequestLimits, seed: int | None, priority: int | None = None
+        self,
+        models: ModelRegistry,
+        limits: RequestLimits,
+        seed: int | None,
+        priority: int | None = None,
+        office: TenantOffice | None = None,
     ) -> None:
         """`seed` is for requests that have none; None: each gets a random one. `priority` replaces that of every
-        request."""
+        request. `office` counts what tenants use."""
         self._models = models
         self._limits = limits
         self._seed = seed
         self._priority = priority
+        self._office = office
         self._own = 0  # requests being answered here
 
     def capacity(self) -> int:
@@ -74,31 +81,42 @@ class LocalRequests:
                 check_generates(version.model)
             return version
 
+        answer_id = request_id or secrets.token_hex(12)
+        account = None if self._office is None else self._office.open_batch(tenant, answer_id)
+        status = 503
         context = RequestContext(
             models=self._models,
             enter=enter,
             limits=self._limits,
-            id=request_id or secrets.token_hex(12),
+            id=answer_id,
+            account=account,
             created=int(time.time()),
             tenant=tenant,
             seed=self._seed,
         )
         try:
             if route.kind == "answer":
-                return Answer(await function(body, context))
+                made = Answer(await function(body, context))
+                status = 200
+                return made
             call: Call = await function(body, context)
             parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
             model, metrics = call.context.model, call.context.metrics
             generation = Generation(model, parts, metrics, call.operation, time.monotonic())
-            return Answer(await collect(generation, call.codec))
+            made = Answer(await collect(generation, call.codec))
+            status = 200
+            return made
         except EngineError:
             raise
         except Exception as error:
             failure = as_api_error(error, self._limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
+            status = failure.status
             return failure
         finally:
+            if account is not None and status not in (429, 503):  # these are tried again under the same id
+                account.close(route=path, status=status)
             for version in entered:
                 self._own -= 1
                 version.leave()
@@ -117,7 +135,8 @@ class LocalRequests:
                 if isinstance(made, Answer):
                     return made
                 failures += made.status == 503
-                if made.status not in (429, 503) or failures >= MOST_FAILURES:
+                never = made.headers.get("x-should-retry") == "false"
+                if never or made.status not in (429, 503) or failures >= MOST_FAILURES:
                     return _ROUTES[path][0].encode_error(made)
                 wait = RETRY_SECONDS * 2**failures if made.status == 503 else RETRY_SECONDS
             await asyncio.sleep(wait)

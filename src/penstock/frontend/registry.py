@@ -4,6 +4,7 @@ import asyncio
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.versions.serving import Serving
+from penstock.messages.tensors import TensorModels
 
 _NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these if its user names no model
 _MOST_SHOWN = 8  # models that are listed in an error
@@ -12,21 +13,40 @@ _MOST_SHOWN = 8  # models that are listed in an error
 class ModelRegistry:
     """Finds the model that a request names. The first model serves requests that name none."""
 
-    def __init__(self, *models: Serving) -> None:
-        """Raises ValueError if two of the models have a name in common."""
+    def __init__(self, *models: Serving, tensors: TensorModels | None = None) -> None:
+        """`tensors` are the one-shot models of a repository, which may also add models with engines later. Raises
+        ValueError if two of the models have a name in common."""
         self.all = models
-        if len(names := self.names()) != len(set(names)):
-            raise ValueError(f"two models have the same name: {', '.join(names)}; rename one")
+        self.tensors = tensors
+        self._essential = models  # the server ends with their engines
+        self._check_names()
 
     @property
     def default(self) -> Serving:
-        """The model for requests that name none."""
+        """The model for requests that name none. Raises APIError 404 if there is none."""
+        if not self.all:
+            raise APIError(404, "no language model is loaded; load one, or name a model", code="model_not_found")
         return self.all[0]
 
     @property
     def only(self) -> Serving | None:
-        """The one model; None if there are several."""
-        return self.all[0] if len(self.all) == 1 else None
+        """The one model; None if there are several, or may be."""
+        return self.all[0] if len(self.all) == 1 and self.tensors is None else None
+
+    def add(self, served: Serving) -> None:
+        """Adds a model; one that generates text goes before those that give vectors. Raises ValueError if it has a name
+        of another model."""
+        before = self.all
+        self.all = tuple(sorted((*before, served), key=lambda each: each.model.pooling is not None))
+        try:
+            self._check_names()
+        except ValueError:
+            self.all = before
+            raise
+
+    def remove(self, served: Serving) -> None:
+        """Removes a model: new requests do not find it."""
+        self.all = tuple(each for each in self.all if each is not served)
 
     def names(self) -> list[str]:
         """Returns every name that requests may use. A model's own name comes before its aliases."""
@@ -41,15 +61,21 @@ class ModelRegistry:
         if name is None or name in _NO_NAMES:
             return self.default
         shown = name if len(name) <= 100 else name[:100] + "..."
-        here = ", ".join(repr(served.model.name) for served in self.all[:_MOST_SHOWN])
+        others = [] if self.tensors is None else dict.fromkeys(model.name for model in self.tensors.ready())
+        names = [*(served.model.name for served in self.all), *others]
+        here = ", ".join(map(repr, names[:_MOST_SHOWN])) or "none"
         message = f"model {shown!r} is not served here; this server has {here}"
         raise APIError(404, message, param="model", code="model_not_found")
 
     @property
     def healthy(self) -> bool:
-        """False once the engine of a model has ended for good."""
-        return all(served.healthy for served in self.all)
+        """False once the engine of a model that the server was started with has ended for good."""
+        return all(served.healthy for served in self._essential)
 
     async def close(self) -> None:
         """Ends all engines. Streams that are still open end with EngineError. May be called twice."""
         await asyncio.gather(*(served.close() for served in self.all))
+
+    def _check_names(self) -> None:
+        if len(names := self.names()) != len(set(names)):
+            raise ValueError(f"two models have the same name: {', '.join(names)}; rename one")

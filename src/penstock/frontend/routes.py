@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from penstock.frontend.answer import collect, stream
@@ -41,6 +42,7 @@ from penstock.frontend.siblings import Siblings
 from penstock.frontend.sockets import SocketSession
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
+from penstock.frontend.tenants.office import TenantOffice
 from penstock.frontend.versions.serving import Serving, Version
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
@@ -66,10 +68,15 @@ class Site:
     storage: Database | None = None
     wake_batches: Callable[[], None] = lambda: None
     siblings: Siblings | None = None
+    office: TenantOffice | None = None  # None: the server has no tenants
 
     @contextmanager
     def context(
-        self, scope: Scope, held: HeldBytes | None = None, check: Callable[[ServedModel], None] = lambda model: None
+        self,
+        scope: Scope,
+        wire: Wire,
+        held: HeldBytes | None = None,
+        check: Callable[[ServedModel], None] = lambda model: None,
     ) -> Iterator[RequestContext]:
         """Yields what a wire's function needs besides the body, with a new id for its answer. The versions that the
         request uses stay until the block ends. Call it after the body is read.
@@ -89,6 +96,8 @@ class Site:
 
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
+        if self.office is not None and info.grant is not None:
+            info.account = self.office.open(info.grant, wire.name, info.answer_id, info.headers)
         context = RequestContext(
             models=self.models,
             enter=enter,
@@ -96,6 +105,7 @@ class Site:
             id=info.answer_id,
             created=int(time.time()),
             tenant=info.tenant,
+            account=info.account,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
             seed=self.seed,
@@ -107,6 +117,8 @@ class Site:
             siblings=self.siblings,
             held=held,
             unread=info.unread,
+            admin=info.admin,
+            show=partial(setattr, info, "shown"),
         )
         try:
             yield context
@@ -199,6 +211,7 @@ class _Route:
         self._site = site
         self._wire = wire
         self._function = route.function
+        self._binary = route.binary
 
 
 class _GenerateRoute(_Route):
@@ -213,14 +226,15 @@ class _GenerateRoute(_Route):
                 raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
             check_generates(only.model)
         if site.tracer is not None:
-            info.trace = site.tracer.begin(trace_headers(scope), info.start, site.models.default.model.name)
+            name = site.models.default.model.name if site.models.all else ""
+            info.trace = site.tracer.begin(trace_headers(scope), info.start, name)
         if only is not None:
             only.model.client.queue.check()
         held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
+            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
             async with while_connected(receive):
-                with site.context(scope, held, check_generates) as context:
+                with site.context(scope, self._wire, held, check_generates) as context:
                     call = cast(Call | Answer, await read(body, context))
                     del body
                     held.release()
@@ -237,6 +251,8 @@ class _GenerateRoute(_Route):
         """Returns the whole answer; None if it was streamed."""
         model, metrics = call.context.model, call.context.metrics
         generation = Generation(model, call.parts, metrics, call.operation, info.start, info.request_id, info.trace)
+        if info.account is not None:
+            generation.usage.price = info.account.shown_price
         try:
             if call.stream:
                 await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep, call.headers)
@@ -244,6 +260,8 @@ class _GenerateRoute(_Route):
             return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
         finally:
             info.shown = generation.shown()
+            if info.account is not None:
+                info.account.reasoning = generation.usage.reasoning_tokens or 0
 
 
 class _AnswerRoute(_Route):
@@ -257,7 +275,7 @@ class _AnswerRoute(_Route):
             if _has_body(scope):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
-                with site.context(scope, held) as context:
+                with site.context(scope, self._wire, held) as context:
                     made: bytes | Answer | StreamedAnswer = await answer(body, context)
                 if isinstance(made, StreamedAnswer):
                     if not made.held:
@@ -295,7 +313,7 @@ class _UploadRoute(_Route):
         try:
             held.add(_UPLOAD_BYTES)
             async with read_upload(scope, receive, site.limits) as chunks:
-                with site.context(scope) as context:
+                with site.context(scope, self._wire) as context:
                     made: bytes = await take(chunks, context)
         except ClientGone:
             request_info(scope).client_gone = True

@@ -1,6 +1,7 @@
 """A model that a server serves."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -71,6 +72,12 @@ class ServedModel:
         object.__setattr__(self, "prompt_workers", workers)
         object.__setattr__(self, "large_prompts", FewAtOnce(PROMPT_WORKERS))
         object.__setattr__(self, "grammar_checks", FewAtOnce(1))
+
+    def with_client(self, client: EngineClient) -> "ServedModel":
+        """Returns the same version with another client of its engine. It shares all else."""
+        other = copy(self)
+        object.__setattr__(other, "client", client)
+        return other
 
     def close(self) -> None:
         """Ends the processes that check grammars and encode large prompts. The engine is not closed."""

@@ -21,6 +21,19 @@ class Siblings(Protocol):
         """The file descriptor of the lock that all of them hold."""
         ...
 
+    @property
+    def number(self) -> int:
+        """Returns the number of this process."""
+        ...
+
+    async def ask(self, message: str) -> str:
+        """Returns the supervisor's reply. Raises EngineError if it has ended."""
+        ...
+
+    def notify(self, message: str) -> None:
+        """Sends the supervisor what has no reply of interest."""
+        ...
+
     def run_batches(self) -> None:
         """Notifies the first process that a batch is new or changed."""
         ...

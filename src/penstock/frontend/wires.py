@@ -31,6 +31,7 @@ class WireRoute(NamedTuple):
     when: Callable[[Scope], bool] | None = None
     public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
     logged: bool = True  # False: successful requests are not in the log
+    binary: bool = False  # a header may say that binary data follows the JSON of a body
 
 
 class Wire:
@@ -155,6 +156,7 @@ KSERVE = Wire(
     lambda: import_module("penstock.frontend.kserve"),
     (
         WireRoute("GET", "/v2", "answer", "show_server"),
+        WireRoute("GET", "/v2/models/stats", "answer", "show_all_stats"),
         WireRoute("POST", "/v2/repository/index", "answer", "list_repository"),
         WireRoute("POST", "/v2/repository/models/{model:path}/load", "answer", "load"),
         WireRoute("POST", "/v2/repository/models/{model:path}/unload", "answer", "unload"),
@@ -165,7 +167,7 @@ KSERVE = Wire(
                 WireRoute("GET", start + "/ready", "answer", "is_ready"),
                 WireRoute("GET", start + "/stats", "answer", "show_stats"),
                 WireRoute("GET", start + "/config", "answer", "show_config"),
-                WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/infer", "generate", "read_infer", binary=True),
                 WireRoute("POST", start + "/infer_stream", "generate", "read_infer_stream"),
                 WireRoute("POST", start + "/generate", "generate", "read_generate"),
                 WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import DeviceScheme, Stored, WeightFormat, device_format
+from penstock.kernels.coded_rows import CodedRows
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
@@ -16,7 +17,7 @@ from penstock.kernels.native.packer import NativePacking, section_at
 from penstock.kernels.native_limits import unsupported_quantization
 from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
-from penstock.kernels.triton.repack import put_stored
+from penstock.kernels.triton.repack import put_codes, put_stored
 from penstock.kernels.triton.weights import (
     CodedWeight,
     JoinedWeight,
@@ -47,11 +48,16 @@ class Packer(Protocol):
 
 @runtime_checkable
 class CodePacker(Packer, Protocol):
-    """Packs rows of floats, and rows as a GGUF file holds them."""
+    """Packs rows of floats, and rows that have codes already."""
 
     def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
         """Like `put`, for rows as a GGUF file holds them, of a type of penstock.gguf: uint8 [rows, bytes of a row], on
         the CPU."""
+        ...
+
+    def put_codes(self, start: int, rows: CodedRows) -> None:
+        """Like `put`, for codes of a format. Raises ValueError if a scale is not finite, or not exact in the weight's
+        format."""
         ...
 
 
@@ -129,7 +135,7 @@ class QuantizedPacker:
 
 
 class CodedPacker:
-    """Keeps the codes of a GGUF file for a GPU's products (see triton/repack.py). Provides CodePacker."""
+    """Keeps the codes of a checkpoint for a GPU's products (see triton/repack.py). Provides CodePacker."""
 
     def __init__(self, shape: tuple[int, int], fmt: WeightFormat, device: torch.device) -> None:
         with torch.inference_mode(False):
@@ -140,6 +146,9 @@ class CodedPacker:
 
     def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
         put_stored(self._weight, start, rows, dtype)
+
+    def put_codes(self, start: int, rows: CodedRows) -> None:
+        put_codes(self._weight, start, rows)
 
     def finish(self) -> CodedWeight:
         return self._weight
@@ -160,6 +169,11 @@ class DeviceSections:
         packer, first = section_at(self._sections, start)
         assert isinstance(packer, CodePacker)
         packer.put_stored(first, rows, dtype)
+
+    def put_codes(self, start: int, rows: CodedRows) -> None:
+        packer, first = section_at(self._sections, start)
+        assert isinstance(packer, CodePacker)
+        packer.put_codes(first, rows)
 
     def finish(self) -> JoinedWeight:
         finished = (packer.finish() for _, packer in self._sections)

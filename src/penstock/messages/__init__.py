@@ -2,11 +2,26 @@
 share: a stream's state and the keys of blocks, without anything that waits."""
 
 from penstock.messages.block_keys import BlockKeys
-from penstock.messages.control import Completed, ControlAnswer, ControlMessage, ForgottenBlocks, ResetCache, Sleep, Wake
+from penstock.messages.control import (
+    Completed,
+    ControlAnswer,
+    ControlMessage,
+    Describe,
+    Description,
+    Drain,
+    ForgottenBlocks,
+    ResetCache,
+    Sleep,
+    TextFile,
+    Wake,
+    WatchBlocks,
+)
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
+    GRAMMARS_BUSY,
     OUT_OF_MEMORY,
     BlockChanges,
+    ComputeUsage,
     EngineInfo,
     EngineState,
     EngineStats,
@@ -22,8 +37,10 @@ from penstock.messages.plan import (
     Capacity,
     FinishReason,
     Identity,
+    Kept,
     KVGroup,
     MemoryRow,
+    ModelOutput,
     NewSequence,
     SequenceResult,
     StepPlan,
@@ -42,12 +59,13 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, Thinking
+from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, TenantShare, Thinking
 from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of
 from penstock.messages.stream import Stream
 from penstock.messages.window import Window
 
 __all__ = [
+    "GRAMMARS_BUSY",
     "GRAMMAR_TOO_COMPLEX",
     "LATER_PRIORITY",
     "NEUTRAL",
@@ -58,10 +76,14 @@ __all__ = [
     "Capacity",
     "Clock",
     "Completed",
+    "ComputeUsage",
     "ControlAnswer",
     "ControlMessage",
     "DeadlineExceeded",
     "DeltaBuffer",
+    "Describe",
+    "Description",
+    "Drain",
     "EndsEngines",
     "EngineClient",
     "EngineError",
@@ -78,7 +100,9 @@ __all__ = [
     "Identity",
     "InvalidParameter",
     "KVGroup",
+    "Kept",
     "MemoryRow",
+    "ModelOutput",
     "NewSequence",
     "PoolingParams",
     "Queue",
@@ -93,10 +117,13 @@ __all__ = [
     "StepResult",
     "StepTiming",
     "Stream",
+    "TenantShare",
+    "TextFile",
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "Wake",
+    "WatchBlocks",
     "Window",
     "Work",
     "check_sampling",

@@ -21,6 +21,22 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     start."""
 
 
+class WatchBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Report the blocks of the prefix cache from now on, beginning with all that it has (`BlockChanges`). The answer is
+    Completed. Sent again, it begins anew."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Take no new requests, and end the engine when the last request has ended or left. The answer is Completed. Only
+    for an engine that has a process of its own (`penstock engine`)."""
+
+    grace: float = 0.0  # seconds that requests may stay; then their fronts move them to other engines
+
+
+class Describe(msgspec.Struct, frozen=True, tag=True):
+    """Return what a front without the model's files needs. The answer is Description. Only for `penstock engine`."""
+
+
 class Completed(msgspec.Struct, frozen=True, tag=True):
     """The message was executed."""
 
@@ -31,5 +47,22 @@ class ForgottenBlocks(msgspec.Struct, frozen=True, tag=True):
     blocks: tuple[int, ...]  # per KV group
 
 
-ControlMessage = ResetCache | Sleep | Wake
-ControlAnswer = Completed | ForgottenBlocks
+class TextFile(msgspec.Struct, frozen=True):
+    """A file that the tokenizer, the chat template or the configuration is in."""
+
+    name: str  # without a folder
+    content: bytes  # of a GGUF file: its header
+    size: int  # of the whole file
+
+
+class Description(msgspec.Struct, frozen=True, tag=True):
+    """An engine's model, as a front serves it."""
+
+    model: str  # the name that fronts give it by default
+    answers: bytes  # JSON of prepare.model.AnswerSettings
+    files: tuple[TextFile, ...]
+    of_folder: bool  # the model is a folder; else it is the one file
+
+
+ControlMessage = ResetCache | Sleep | Wake | WatchBlocks | Drain | Describe
+ControlAnswer = Completed | ForgottenBlocks | Description

@@ -8,6 +8,16 @@ import msgspec
 from penstock.messages.plan import FinishReason, Identity, MemoryRow
 
 
+class ComputeUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a choice has used of its engine."""
+
+    computed: int = 0  # tokens, without prefix hits
+    repeated: int = 0  # of these, tokens computed again after a preemption
+    rejected: int = 0  # of these, draft tokens that were refused
+    step_seconds: float = 0.0  # its part of the time of its steps
+    block_seconds: float = 0.0  # KV blocks held, times seconds
+
+
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds on the engine's clock, given once with the delta that finishes a choice."""
 
@@ -17,6 +27,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     accepted_prediction: int = 0  # drafts from the request's prediction that were accepted
     rejected_prediction: int = 0
+    usage: ComputeUsage | None = None  # None: the engine does not measure it
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,6 +67,7 @@ class BlockChanges(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # So begin errors of a request that have a status of their own.
 GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"
 OUT_OF_MEMORY = "the engine's memory did not suffice for this request"
+GRAMMARS_BUSY = "too many grammars that were too complex are still being followed"
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -79,6 +91,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    waiting_tokens: int = 0  # of the prompts of waiting requests, where several processes share the engine
 
     def ended(self) -> "EngineStats":
         """The counters of an engine that has ended."""
@@ -127,6 +140,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
     identity: Identity = Identity()
+    max_step_tokens: int = 0  # tokens of the largest step; 0: unknown
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
 
 
@@ -140,3 +154,4 @@ class EngineState(msgspec.Struct, frozen=True, array_like=True):
 
     status: EngineStatus = "ready"
     restarts: int = 0  # starts after it had ended by itself
+    leave_within: float | None = None  # seconds that its requests may stay (`Drain`); None: it takes new ones

@@ -122,6 +122,14 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
         return sha256(f"{self.weights} {self.numerics}".encode()).hexdigest()
 
 
+# What every request of a model gives.
+ModelOutput = Literal["tokens", "vectors"]
+
+# What is kept of a sequence after a step. "blocks": those of its tokens, with which others may begin. "states": also a
+# state in its row of the batch, so none can begin with its blocks. "nothing": a prompt is computed in one step.
+Kept = Literal["blocks", "states", "nothing"]
+
+
 class Capacity(msgspec.Struct, frozen=True, array_like=True):
     """How much an executor can hold, as measured. The scheduler keeps to it; the configuration stays as it is."""
 
@@ -132,10 +140,9 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
     late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample
-    pools: bool = False  # requests are pooled, and none gives tokens
-    whole_prompts: bool = False  # a prompt is computed in one step, and nothing is kept of it
     exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
-    shares: bool = True  # a sequence may begin with another's blocks; not if its row of the batch keeps a state
+    output: ModelOutput = "tokens"
+    keeps: Kept = "blocks"
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -74,7 +74,11 @@ class DeadlineExceeded(Exception):
 class Queue(Protocol):
     """The requests that wait for an engine."""
 
-    tokens: int  # of their prompts
+    @property
+    def tokens(self) -> int:
+        """Of their prompts."""
+        ...
+
     refused: int  # requests so far, because the queue was full
     late: int  # requests so far that were dropped before they began, or ended, because of their deadline
 

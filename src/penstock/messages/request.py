@@ -41,6 +41,23 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     second: int = 0  # where the second text of a pair begins in the prompt; 0: there is one text
 
 
+class TenantShare(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant's share of an engine. Requests carry it; for each tenant the newest one counts."""
+
+    weight: float = 1.0  # of its service, relative to that of other tenants
+    rank: int = 0  # of the request's class: classes with lower ranks come first
+    held_back: int = 0  # places in the batch that only classes with lower ranks may take
+    max_wait: float = 0.0  # seconds after which a waiting request of the class comes first; 0: no limit
+    step_tokens: int = 0  # of the class's prompts in a step, while a class with a lower rank runs; 0: no limit
+    kv_share: float = 1.0  # share of the KV blocks beyond which its sequences are preempted first
+    input_price: float = 1.0  # of each token of a prompt that is computed
+    output_price: float = 2.0  # of each token of output
+    quantum: float = 0.0  # service that a tenant gets before it is another's turn, so that common prefixes stay cached
+    claims: bool = (
+        True  # a tenant with less to do than its part of the batch takes places from one that is over its part
+    )
+
+
 LATER_PRIORITY = 3600  # of requests that no client waits for: they leave half of the queue to others
 
 
@@ -61,7 +78,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     pooling: PoolingParams | None = None  # the request ends with a vector, which counts as its one token
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
+    share: TenantShare | None = None  # of the tenant; None: tenants are not told apart
     priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
+    behind: float = 0.0  # seconds that are added as well, so that others come between the prompts of one client request
     # Seconds on the clock of the process that holds the request. A link to a process with another clock converts them.
     arrival: float = 0.0  # 0: when the engine receives the request
     deadline: float | None = None  # of the last token

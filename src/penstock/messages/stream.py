@@ -48,6 +48,11 @@ class Stream:
         """True when every choice has ended."""
         return not self._outputs
 
+    @property
+    def longest_output(self) -> int:
+        """The most tokens of an unfinished choice."""
+        return max(map(len, self._outputs.values()), default=0)
+
     def push(self, delta: TokenDelta) -> None:
         """Take a delta from the engine. If it does not continue its choice, tokens were lost: the stream ends with an
         error."""

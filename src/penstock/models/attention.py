@@ -101,7 +101,7 @@ class GroupedQueryAttention:
         sinks = parameters.vector("sinks").float() if spec.sinks else None
         qkv, output = parameters.matrix("qkv"), parameters.matrix("output")
         scale = model.residual_scale
-        gate = parameters.matrix("gate") if spec.gate else None
+        gate = parameters.matrix("gate", label="attention_gate") if spec.gate else None
         return cls(spec, qkv, qk_norm, sinks, gate, output, scale, model.norm_eps, model.norm_offset)
 
     @property

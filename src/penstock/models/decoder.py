@@ -1,7 +1,7 @@
 """Implements a decoder-only transformer that a ModelSpec describes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -113,7 +113,9 @@ class Decoder:
 
         self._embedding, self._positions = product("embedding"), product("embedding.positions")
         self._norm = outer.norm("norm", spec) if "norm.weight" in parameters else None
-        self._head = self._embedding if spec.tie_embeddings else product("head")
+        self._head = product("head")
+        if spec.tie_embeddings and self._embedding is not None:
+            self._head = replace(self._embedding, name="head")
         self._blocks = tuple(
             Block(layer, spec, LayerParameters(parameters, f"layers.{i}.", kernels), collectives, kinds)
             for i, layer in enumerate(spec.layers)
@@ -127,7 +129,7 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """Returns the bytes of all weights. Tied embeddings count once."""
-        head = None if self._head is self._embedding else self._head
+        head = None if self._spec.tie_embeddings else self._head
         tensors = [self._embedding, self._positions, self._norm, head, *self._blocks]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 

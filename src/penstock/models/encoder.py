@@ -65,7 +65,7 @@ class LayerInput:
 
 
 @dataclass(frozen=True)
-class Places:
+class TextLayout:
     """The places of the texts' tokens, and of their keys and values, which live as long as the step. A text begins with
     a block of its own. Arrays are int64."""
 
@@ -77,7 +77,7 @@ class Places:
     offsets: NDArray[np.int64]  # [tokens]
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> "Places":
+    def of(cls, lengths: Sequence[int]) -> "TextLayout":
         sizes = np.array(lengths, np.int64)
         starts = np.concatenate(([0], np.cumsum(sizes)))
         each = -(-sizes // BLOCK)
@@ -86,10 +86,10 @@ class Places:
         blocks = first_blocks.repeat(sizes) + positions // BLOCK
         return cls(sizes, starts, first_blocks, positions, blocks, positions % BLOCK)
 
-    def part(self, first: int, end: int) -> "Places":
+    def part(self, first: int, end: int) -> "TextLayout":
         """Those of some texts alone."""
         tokens, block = slice(self.starts[first], self.starts[end]), self.first_blocks[first]
-        return Places(
+        return TextLayout(
             self.lengths[first:end],
             self.starts[first : end + 1] - self.starts[first],
             self.first_blocks[first:end] - block,
@@ -166,11 +166,11 @@ class Encoder:
 
     def forward(self, texts: Texts) -> Tensor:
         """Returns the hidden states [tokens, hidden]."""
-        places = Places.of(texts.lengths)
-        x = self.embed(texts, places)
-        keys, values = self.pages(places.num_blocks, x.dtype)
-        attention = {reach: self._kernels.attention.prepare(places.batch(reach), keys) for reach in self.reaches}
-        positions, blocks, offsets = map(torch.from_numpy, (places.positions, places.blocks, places.offsets))
+        layout = TextLayout.of(texts.lengths)
+        x = self.embed(texts, layout)
+        keys, values = self.pages(layout.num_blocks, x.dtype)
+        attention = {reach: self._kernels.attention.prepare(layout.batch(reach), keys) for reach in self.reaches}
+        positions, blocks, offsets = map(torch.from_numpy, (layout.positions, layout.blocks, layout.offsets))
         return self.layers(x, LayerInput(positions, blocks, offsets, attention, keys, values))
 
     def layers(self, x: Tensor, step: LayerInput) -> Tensor:
@@ -228,7 +228,7 @@ class Encoder:
         first, second = up.chunk(2, -1)
         return layer.down(activate(first) * second, residual)
 
-    def embed(self, texts: Texts, places: Places) -> Tensor:
+    def embed(self, texts: Texts, layout: TextLayout) -> Tensor:
         """Returns the hidden states [tokens, hidden] before the first layer."""
         tokens, positions, types = (self._tables[name] for name in ("tokens", "positions", "types"))
         assert tokens is not None
@@ -237,7 +237,7 @@ class Encoder:
             alone = not self._encoder.segments or list(texts.second) == list(texts.lengths)
             x += types[0] if alone else types[_segments(texts)]
         if positions is not None:
-            x += positions[torch.from_numpy(places.positions) + self._encoder.first_position]
+            x += positions[torch.from_numpy(layout.positions) + self._encoder.first_position]
         return x if self._embedding_norm is None else self._embedding_norm(self._kernels, x)[0]
 
     def _classify(self, pooled: Tensor) -> Tensor:

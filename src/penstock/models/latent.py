@@ -39,7 +39,7 @@ class LatentLayer:
             query_norm=vector("query_norm") if down else None,
             query=matrix("query"),
             query_rope=matrix("query_rope"),
-            latent=matrix("latent"),
+            latent=matrix("latent", label="latents"),
             latent_norm=vector("latent_norm"),
             key_rope=matrix("key_rope"),
             key_up=matrix("key_up"),

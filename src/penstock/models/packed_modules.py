@@ -18,11 +18,13 @@ HALF_BLOCK = 8  # a packed gated weight has so many columns of the gate, then so
 class PackedLinear(nn.Module):
     """Computes what an nn.Linear computes, with our kernels."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> None:
+    def __init__(
+        self, kernels: Kernels, weight: Tensor, bias: Tensor | None, *, gated: bool = False, name: str = ""
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.product = Product.pack(kernels, weight, bias, gated=gated)
+        self.product = Product.pack(kernels, weight, bias, gated=gated, name=name)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,7 +155,8 @@ class ModulePacking:
                 continue
             assert isinstance(linear, nn.Linear)
             bias = None if linear.bias is None else linear.bias.detach()
-            packed = PackedLinear(kernels, linear.weight.detach(), bias)
+            name = next(name for _, name, module in places if module is linear)
+            packed = PackedLinear(kernels, linear.weight.detach(), bias, name=name)
             nbytes += packed.product.nbytes
             for parent, name, module in places:
                 setattr(parent, name, packed if module is linear else PackedEmbedding(packed))
@@ -196,7 +199,7 @@ def _pack_gated(module: nn.Module, mlp: MlpParts, kernels: Kernels) -> int:
     gate, up = _halves(module, mlp)
     bias = None if gate.bias is None else torch.cat((gate.bias.detach(), up.bias.detach()))
     weight = torch.cat((gate.weight.detach(), up.weight.detach()))
-    both = PackedLinear(kernels, weight, bias, gated=True)
+    both = PackedLinear(kernels, weight, bias, gated=True, name="gate_up")
     setattr(module, mlp.gate, PackedHalf(both, 0))
     setattr(module, mlp.up, PackedHalf(both, 1))
     return both.product.nbytes

@@ -35,10 +35,11 @@ class LayerParameters:
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
         return Norm(self.vector(name), bias, model.norm_eps, model.norm_offset, model.layer_norm)
 
-    def matrix(self, name: str, *, gated: bool = False) -> Product:
-        """Returns the product with the weight `name`, and with its bias if there is one."""
-        bias = self.all.pop(f"{self.prefix}{name}.bias", None)
-        return Product.pack(self.kernels, self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
+    def matrix(self, name: str, *, gated: bool = False, label: str = "") -> Product:
+        """Returns the product with the weight `name`, and with its bias if there is one. `label` is its name in
+        profiles, if another one."""
+        weight, bias = self.all.pop(f"{self.prefix}{name}.weight"), self.all.pop(f"{self.prefix}{name}.bias", None)
+        return Product.pack(self.kernels, weight, bias, gated=gated, name=label or name)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
         """Returns the packed weights of `count` experts, stacked, with their biases if there are any."""

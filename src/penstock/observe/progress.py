@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from penstock.observe.reporting import reporting
 
+LINE_SECONDS = 10.0  # between lines about work of minutes, if there is no terminal
+
 
 @contextmanager
 def progress_bar(what: str, total: int, *, wanted: bool, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
@@ -25,6 +27,30 @@ def progress_bar(what: str, total: int, *, wanted: bool, in_bytes: bool = False)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def work_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows long work of `total` steps, with the time left, while the block runs. Yields a function to call with the
+    steps since the last call. Without a terminal there are lines."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # as above
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda steps: bar.advance(task, steps)
+    else:
+        done = 0
+        with reporting(f"{what}: 0 of {total}", seconds=LINE_SECONDS) as say:
+
+            def report(steps: int) -> None:
+                nonlocal done
+                done += steps
+                say(f"{what}: {done} of {total}")
+
+            yield report
 
 
 @contextmanager

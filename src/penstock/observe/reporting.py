@@ -15,10 +15,10 @@ FILE_SECONDS = 1.2  # between lines there: with the above, less than 2 s pass, w
 
 
 @contextmanager
-def reporting(text: str) -> Iterator[Callable[[str], None]]:
+def reporting(text: str, *, seconds: float = FILE_SECONDS) -> Iterator[Callable[[str], None]]:
     """Shows `text` and the seconds so far while the block runs. Yields a function that changes the text.
 
-    On a terminal it is one line, which is erased at the end. Elsewhere it is a line now and then, and short work
+    On a terminal it is one line, which is erased at the end. Elsewhere it is a line every few `seconds`, and short work
     shows nothing. A thread writes, so the block may keep its own busy.
     """
     done = threading.Event()
@@ -44,12 +44,11 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
         pause = TERMINAL_SECONDS if terminal else FIRST_SECONDS
         while not done.wait(pause):
             shown = True
-            seconds = time.monotonic() - began
-            line = f"{current} ({seconds:.0f} s)"
+            line = f"{current} ({time.monotonic() - began:.0f} s)"
             if terminal:  # the cursor stays in front, so that a line of a log replaces this one
                 line = f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K\r"
             else:
-                pause = FILE_SECONDS
+                pause = seconds
             write(line)
 
     writer = threading.Thread(target=show, name="reporting", daemon=True)

@@ -4,10 +4,12 @@
 """
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
 from penstock.config.machine.gpu import too_few_gpus
+from penstock.config.tenants.file import read_tenants
 from penstock.families import ModelSpec
 from penstock.frontend.http.keys import ApiKeys
 from penstock.kernels.native.loader import instruction_sets
@@ -28,7 +30,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     - ValueError: an event log or a state folder that cannot be written.
     - CheckpointError: weights that are missing or do not match the model's config. Only the headers of the weight files
       are read. `weights=False` skips this check.
-    - ValueError: a file of API keys that cannot be used.
+    - ValueError: a file of API keys, or a tenants file, that cannot be used.
     - WrongCertificate, WrongEndpoint: wrong TLS files, or a wrong --otlp-endpoint.
     """
     engine = resolved.engine
@@ -39,6 +41,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     check_tls(resolved.server)
     if resolved.server.api_key_file:
         ApiKeys(file=resolved.server.api_key_file)
+    check_tenants(resolved.server)
     check_grpc(resolved.server)
     if resolved.server.otlp_endpoint:
         check_endpoint(resolved.server.otlp_endpoint)
@@ -55,6 +58,27 @@ def check_tls(server: ServerConfig) -> "TLS | None":
     from penstock.frontend.http.tls import TLS
 
     return TLS(server.tls_certificate, server.tls_key)
+
+
+def check_tenants(server: ServerConfig) -> None:
+    """Raises ValueError for a tenants file, or files of its records, that cannot be used."""
+    if not server.tenants:
+        return
+    read_tenants(Path(server.tenants))
+    for flag, name in (("--audit-file", server.audit_file), ("--audit-heads", server.audit_heads)):
+        check_file(flag, name or None)
+    if server.quota_redis and not find_spec("redis"):
+        raise ConfigError("--quota-redis needs a package: run pip install 'penstock[redis]', or leave it out")
+    if server.audit_heads and not server.audit_key_file:
+        raise ConfigError("--audit-heads are signed, and there is no key; set --audit-key-file")
+    if server.audit_key_file:
+        try:
+            size = len(Path(server.audit_key_file).read_bytes().strip())
+        except OSError as error:
+            reason = str(error.strerror).lower()
+            raise ConfigError(f"--audit-key-file {server.audit_key_file} cannot be read: {reason}") from None
+        if size < 16:
+            raise ConfigError(f"--audit-key-file {server.audit_key_file} has {size} bytes; give 16 or more")
 
 
 def check_grpc(server: ServerConfig) -> None:

@@ -1,7 +1,10 @@
 """Chooses the device that a command runs on: the GPU or the processor."""
 
+from msgspec.structs import replace
+
 from penstock.config import ConfigError, Hardware, detect_hardware
 from penstock.config.machine.gpu import detect_gpu, no_gpu, torch_has_cuda, with_gpu
+from penstock.prepare.promises import promised
 
 
 def detect_device(asked: str | None) -> Hardware:
@@ -11,6 +14,8 @@ def detect_device(asked: str | None) -> Hardware:
     was built for CUDA, else the processor. Raises ConfigError for "cuda" if no GPU can be used or the GPU is too old.
     """
     here = detect_hardware()
+    others = promised()
+    here = replace(here, memory_available=max(here.memory_available - others, 0), promised=others)
     if asked == "cpu":
         return here
     gpu = detect_gpu() if torch_has_cuda() else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as fields_replaced
 
 from penstock.config import (
     ConfigError,
@@ -189,6 +190,9 @@ def prepare_found(found: FoundModel, hardware: Hardware | None = None) -> Prepar
     """Does what `prepare` does, for a model that has been found. `hardware` is what it may use; None: this machine."""
     hardware = hardware or detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
+    if hardware.promised and hardware.device == "cpu":  # the engine measures the memory itself
+        engine = fields_replaced(resolved.engine, kv_cache_bytes=min(plan.kv_bytes for plan in resolved.ranks))
+        resolved = replace(resolved, engine=engine)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
     return PreparedModel(found.path, found.spec, found.divide(Split(), 1)[0], resolved, hardware, generation)

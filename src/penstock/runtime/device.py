@@ -6,10 +6,11 @@ nothing is copied.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,9 +18,32 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes, of an array within an upload
 
-# The results of a step by name ("tokens", "status", ...): tensors, or buffers if the device reads the host's memory.
-Found = dict[str, Any]
-Job = Callable[[], Found]
+
+class StepOutputs(msgspec.Struct):
+    """What a step's jobs compute: tensors, and on the host arrays or buffers. None: this step does not compute it."""
+
+    tokens: Any = None  # int64 [rows of logits], as in Chosen, which says what the next two are
+    status: Any = None  # int32 [rows of logits]
+    packed: Any = None  # int32 [rows of logits, words]
+    accepted: Any = None  # int32 [rows of logits]: how many tokens a sequence gained, at its first row
+    finite: Any = None  # bool [tokens]: whether hidden states are finite
+    pooled: Any = None  # fp32 [units that sample, width]
+    prompts: Sequence[Any] | None = None  # int32 [tokens, words]: packed logprobs of each slice of prompts
+
+    def mapped(self, function: Callable[[Any], Any]) -> "StepOutputs":
+        """Returns new outputs: `function` is applied to all that are there."""
+        *rows, prompts = (getattr(self, name) for name in self.__struct_fields__)
+        outputs = StepOutputs(*(None if each is None else function(each) for each in rows))
+        outputs.prompts = None if prompts is None else [function(each) for each in prompts]
+        return outputs
+
+    def joined(self, others: "StepOutputs") -> "StepOutputs":
+        """Returns new outputs: these, and the others that are not here."""
+        pairs = ((getattr(self, name), getattr(others, name)) for name in self.__struct_fields__)
+        return StepOutputs(*(other if own is None else own for own, other in pairs))
+
+
+Job = Callable[[], StepOutputs]
 
 
 class Change(NamedTuple):
@@ -36,8 +60,8 @@ class Pending(Protocol):
         """Returns True if `wait` would return at once."""
         ...
 
-    def wait(self) -> Found:
-        """Blocks until the job has ended. Returns its results, on the host."""
+    def wait(self) -> StepOutputs:
+        """Blocks until the job has ended. Returns its outputs, on the host."""
         ...
 
 
@@ -51,9 +75,9 @@ class Parts(NamedTuple):
         """See Pending."""
         return self.begun.ready() and self.rest.ready()
 
-    def wait(self) -> Found:
+    def wait(self) -> StepOutputs:
         """See Pending."""
-        return {**self.begun.wait(), **self.rest.wait()}
+        return self.begun.wait().joined(self.rest.wait())
 
 
 class Device(Protocol):
@@ -69,7 +93,7 @@ class Device(Protocol):
         ...
 
     def launch(self, job: Job) -> Pending:
-        """Runs a job after those launched before it. Its results are copied to the host while later jobs run: they must
+        """Runs a job after those launched before it. Its outputs are copied to the host while later jobs run: they must
         be tensors of its own, that nothing overwrites. In shared memory they last until the next job."""
         ...
 
@@ -121,18 +145,19 @@ class CudaDevice:
         return unpack(staged.to(self.where, non_blocking=True), arrays, at)
 
     def launch(self, job: Job) -> "_CopiedBack":
-        given = job()
-        copies: dict[str, Tensor] = {}
+        outputs = job()
         self._back.wait_stream(torch.cuda.current_stream(self.where))
         with torch.cuda.stream(self._back):
-            for name, tensor in given.items():
-                assert isinstance(tensor, Tensor), "a GPU's job gives tensors"
-                copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies[name].copy_(tensor, non_blocking=True)
-                tensor.record_stream(self._back)  # its memory must not be reused before the copy is done
+            copies = outputs.mapped(self._copied_back)
             done = torch.cuda.Event()
             done.record(self._back)
         return _CopiedBack(copies, done)
+
+    def _copied_back(self, tensor: Tensor) -> Tensor:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copy.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._back)  # its memory must not be reused before the copy is done
+        return copy
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         run()  # compiles kernels, and libraries allocate what they keep
@@ -153,16 +178,16 @@ class CudaDevice:
 
 
 class _CopiedBack:
-    def __init__(self, copies: Mapping[str, Tensor], done: torch.cuda.Event) -> None:
+    def __init__(self, copies: StepOutputs, done: torch.cuda.Event) -> None:
         self._copies = copies
         self._done = done
 
     def ready(self) -> bool:
         return bool(self._done.query())
 
-    def wait(self) -> Found:
+    def wait(self) -> StepOutputs:
         self._done.synchronize()
-        return {name: copy.numpy() for name, copy in self._copies.items()}
+        return self._copies.mapped(Tensor.numpy)
 
 
 class HostDevice:
@@ -199,7 +224,7 @@ class _Deferred:
     def ready(self) -> bool:
         return True
 
-    def wait(self) -> Found:
+    def wait(self) -> StepOutputs:
         return self._job()
 
 

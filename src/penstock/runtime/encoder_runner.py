@@ -58,8 +58,8 @@ class EncoderRunner:
             identity=identity,
             vocab_size=spec.vocabulary,
             memory=rows,
-            pools=True,
-            whole_prompts=True,
+            output="vectors",
+            keeps="nothing",
         )
 
     def submit(self, plan: StepPlan) -> None:

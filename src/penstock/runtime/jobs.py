@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.kernels.batch_arrays import TOKEN, BatchRows
 from penstock.models import Hidden
 from penstock.models.pooling import finished, pool
-from penstock.runtime.device import Change, Device, Found, Pending
+from penstock.runtime.device import Change, Device, Pending, StepOutputs
 from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.pages import KVPages
 from penstock.runtime.planning import StepPlanner
@@ -56,40 +57,32 @@ class StepJobs:
         """Launch the second of a step's two jobs: its masks are known now."""
         return self._device.launch(partial(self._run_rest, step, changes, sent))
 
-    def _whole(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
-        """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""
+    def _whole(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> StepOutputs:
+        """A step's job. Its outputs are tensors of its own, as the next step overwrites the rest."""
         work = step.work
         if changes:
             self._write(changes, sent)
         if step.plan.copies:
             self._pages.copy(step.plan.copies)
-        found: Found = {}
+        outputs = StepOutputs()
         if not work.occupants:
-            return found
+            return outputs
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
         if self._pooling is not None:
-            self._pool(step, found)
+            self._pool(step, outputs)
         elif work.shape.in_place and work.graph is None and step.options is not None and not step.late:
-            found = self._step.decode(work.shape, work.attention, step.options, step.masked)
+            outputs = self._step.decode(work.shape, work.attention, step.options, step.masked)
         else:
-            step.logits = self._compute(step, found)
+            step.logits = self._compute(step, outputs)
             if step.late:
-                return found
-            self._choose(step, found)
-        if self._drafts:
-            found = self._with_accepted(step, found)
-        step.marks.append(self._device.mark())
-        return found
+                return outputs
+            outputs = outputs.joined(self._choose(step))
+        return self._ended(step, outputs)
 
-    def _second(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
+    def _second(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> StepOutputs:
         self._write(changes, sent)
-        found: Found = {}
-        self._choose(step, found)
-        if self._drafts:
-            found = self._with_accepted(step, found)
-        step.marks.append(self._device.mark())
-        return found
+        return self._ended(step, self._choose(step))
 
     @staticmethod
     def _write(changes: Sequence[Change], sent: Sequence[Tensor]) -> None:
@@ -98,14 +91,16 @@ class StepJobs:
             change.write(sent[done : done + len(change.arrays)])
             done += len(change.arrays)
 
-    def _with_accepted(self, step: InFlightStep, found: Found) -> Found:
-        """Returns the results, with the numbers of accepted drafts if the step had drafts."""
+    def _ended(self, step: InFlightStep, outputs: StepOutputs) -> StepOutputs:
+        """Marks the end of a step. Returns its outputs, with the numbers of accepted drafts if it had drafts."""
         work = step.work
-        if work.decodes or not work.units.drafts.any():
-            return found
-        return {**found, "accepted": self._eager.arrays.accepted[: len(work.logit_rows)].clone()}
+        if self._drafts and not work.decodes and work.units.drafts.any():
+            accepted = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
+            outputs = msgspec.structs.replace(outputs, accepted=accepted)
+        step.marks.append(self._device.mark())
+        return outputs
 
-    def _compute(self, step: InFlightStep, found: Found) -> Tensor | None:
+    def _compute(self, step: InFlightStep, outputs: StepOutputs) -> Tensor | None:
         """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose
         masks come late, and all steps of ranks that do not sample."""
         work, shape = step.work, step.work.shape
@@ -118,16 +113,17 @@ class StepJobs:
         if self._last:
             # If every token has a row of logits, choosing tokens finds rows that are not finite.
             if self._samples and not shape.in_place:
-                found["finite"] = self._step.finite(hidden)
+                outputs.finite = self._step.finite(hidden)
             kept = hidden.mapped(torch.clone) if step.slices else hidden  # logits may overwrite hidden states
-            self._score(step, kept, found)
+            if step.slices:
+                outputs.prompts = self._score(step, kept)
             if shape.logit_rows:
                 rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
                 logits = self._step.logits(kept[rows])
         step.marks.append(self._device.mark())
         return logits
 
-    def _pool(self, step: InFlightStep, found: Found) -> None:
+    def _pool(self, step: InFlightStep, outputs: StepOutputs) -> None:
         """The vectors of a step's units that sample, instead of tokens."""
         work, shape, pooling = step.work, step.work.shape, self._pooling
         assert pooling is not None, "the model gives vectors"
@@ -135,30 +131,32 @@ class StepJobs:
         self._eager.send(hidden.states)
         step.marks.append(self._device.mark())
         if self._last and self._samples:
-            found["finite"] = self._step.finite(hidden)
+            outputs.finite = self._step.finite(hidden)
             if shape.logit_rows and pooling.mode == "last":
                 rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
-                found["pooled"] = finished(self._eager.vectors(hidden[rows]).float(), pooling)
+                outputs.pooled = finished(self._eager.vectors(hidden[rows]).float(), pooling)
             elif shape.logit_rows:  # every unit is a whole prompt
                 states = self._eager.vectors(hidden)
-                found["pooled"] = finished(pool(states, work.units.length.tolist(), pooling.mode), pooling)
+                outputs.pooled = finished(pool(states, work.units.length.tolist(), pooling.mode), pooling)
         self._eager.advance(shape)
 
-    def _choose(self, step: InFlightStep, found: Found) -> None:
+    def _choose(self, step: InFlightStep) -> StepOutputs:
         """Choose tokens from `step.logits`, and move the rows on."""
         work, graphs = step.work, self._planner.graphs
+        logits, step.logits = step.logits, None
         if work.graph is not None and graphs is not None:
-            found.update(graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options, step.masked))
-        elif step.logits is None or step.options is None:
+            return graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options, step.masked)
+        if logits is None or step.options is None:
             self._step.advance(work.shape)
-        else:
-            found.update(self._step.choose(step.logits, work.shape, step.options, step.masked))
-        step.logits = None
+            return StepOutputs()
+        return self._step.choose(logits, work.shape, step.options, step.masked)
 
-    def _score(self, step: InFlightStep, hidden: Hidden, found: Found) -> None:
-        """Logprobs of prompt tokens, slice by slice."""
-        for i, (row, k, first, count, offset) in enumerate(step.slices):
+    def _score(self, step: InFlightStep, hidden: Hidden) -> list[Tensor]:
+        """Returns the logprobs of prompt tokens, slice by slice; on ranks that do not sample, of no slice."""
+        scored = []
+        for row, k, first, count, offset in step.slices:
             logits = self._step.logits(hidden[offset : offset + count])
             if logits is not None and self._samples:
                 targets = self._state.token_ids[row, first + 1 : first + 1 + count].long()
-                found[f"prompt {i}"] = self._step.score(logits, targets, k)
+                scored.append(self._step.score(logits, targets, k))
+        return scored

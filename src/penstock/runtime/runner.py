@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from penstock.config import EngineConfig, Place
+from penstock.config import EngineConfig, RankPlace
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels
 from penstock.kernels.native.attention import AttentionWork
@@ -71,7 +71,7 @@ class ModelRunner:
         """`parameters` are on the device; they are taken out of their mapping and packed. `step_kernels` are those of
         the device, unless given."""
         self._device, self._kernels, self._mesh = device, kernels, mesh
-        place = Place() if mesh is None else mesh.place
+        place = RankPlace() if mesh is None else mesh.place
         self._learns = mesh is not None and not (place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
         self._unlearned: dict[int, int] = {}  # sequences whose last tokens were not learned yet: drafts they had
         self.max_outstanding = 1 if device.shared else config.depth
@@ -134,7 +134,7 @@ class ModelRunner:
             shared=self._device.shared,
         )
 
-    def _make_jobs(self, spec: ModelSpec, place: Place) -> StepJobs:
+    def _make_jobs(self, spec: ModelSpec, place: RankPlace) -> StepJobs:
         return StepJobs(
             self._device,
             self._eager,
@@ -243,12 +243,12 @@ class ModelRunner:
         if not self._outstanding:
             raise RuntimeError("no plan is outstanding")
         step, pending = self._outstanding.popleft()
-        found = pending.wait()
-        if "accepted" in found:
-            self._batch.take_back_drafts(step.work.occupants, step.refused(found))
+        outputs = pending.wait()
+        if outputs.accepted is not None:
+            self._batch.take_back_drafts(step.work.occupants, step.refused(outputs))
         if self._sampler is None:
             return None
-        results = step.results(found, self._batch.errors)
+        results = step.results(outputs, self._batch.errors)
         forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
         if step.grammar_rows and self._grammars is not None:
             self._grammars.take(step.grammar_rows, results)

@@ -25,7 +25,7 @@ from penstock.kernels.batch_arrays import (
 )
 from penstock.messages import Window
 from penstock.models import GroupInput, Hidden, LanguageModel, LayerCache, StepInput
-from penstock.runtime.device import Change, Found
+from penstock.runtime.device import Change, StepOutputs
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.sampling.sampler import Sampler
 from penstock.runtime.step_kernels import StepKernels
@@ -93,12 +93,12 @@ class ModelStep(Protocol):
         """Return int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
         ...
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> StepOutputs:
         """Choose a token for each row of logits, and append the tokens to the rows of the batch. `masked`: some rows
         have grammar masks."""
         ...
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> StepOutputs:
         """`forward`, `logits` and `choose` in one, for a step in which every token has a row of logits."""
         ...
 
@@ -256,7 +256,7 @@ class EagerStep:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> StepOutputs:
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
         chosen = self._kernels.choose(
             logits,
@@ -270,10 +270,9 @@ class EagerStep:
             masks=self._sampler.masks if masked else None,
         )
         self._advance(shape, chosen.tokens, self._sampler.rows.outputs)
-        given: Found = {"tokens": chosen.tokens, "status": chosen.status}
-        return given if chosen.packed is None else {**given, "packed": chosen.packed}
+        return StepOutputs(*chosen)
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> StepOutputs:
         logits = self.logits(self.forward(shape, attention))
         assert logits is not None, "the rank that samples has logits"
         return self.choose(logits, shape, options, masked)

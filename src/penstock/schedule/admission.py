@@ -7,15 +7,16 @@ limits. The engine does not rely on that.
 
 import math
 
-from penstock.messages import GenerateRequest, RequestRejected, check_sampling
+from penstock.messages import GenerateRequest, ModelOutput, RequestRejected, TenantShare, check_sampling
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 
 MAX_CHOICES = 1024  # each has a copy of the prompt's token ids
 
 
-def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int, *, pools: bool) -> None:
-    """Raise RequestRejected for a request that is malformed or longer than the model allows. `pools`: see Capacity."""
+def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int, output: ModelOutput) -> None:
+    """Raise RequestRejected for a request that is malformed or longer than the model allows. `output`: the model's."""
+    pools = output == "vectors"
     if pools != (request.pooling is not None):
         raise RequestRejected(
             "this model gives vectors, not text: send requests with pooling"
@@ -41,6 +42,8 @@ def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size:
             f"{config.max_model_len}: shorten it"
         )
     _check_choices(request, config)
+    if request.share is not None:
+        _check_share(request.share)
     for name in ("arrival", "deadline", "first_token_deadline"):
         if not math.isfinite(time := getattr(request, name) or 0.0):
             raise RequestRejected(f"{name}={time}: give seconds on the engine's clock, or leave it out")
@@ -73,3 +76,12 @@ def _check_choices(request: GenerateRequest, config: SchedulerConfig) -> None:
         raise RequestRejected(f"first_choice={request.first_choice}: choices are numbered from 0")
     if request.output_ids and request.n != 1:
         raise RequestRejected(f"n={request.n} with output_ids: resume each choice as a request of its own, with n=1")
+
+
+def _check_share(share: TenantShare) -> None:
+    for name in ("weight", "kv_share"):
+        if not 0.0 < (value := getattr(share, name)) < math.inf:
+            raise RequestRejected(f"the tenant's {name} is {value}: give a number above 0")
+    for name in ("held_back", "max_wait", "step_tokens", "input_price", "output_price", "quantum"):
+        if not 0 <= (value := getattr(share, name)) < math.inf:
+            raise RequestRejected(f"the tenant's {name} is {value}: give 0 or a larger number")

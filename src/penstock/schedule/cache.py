@@ -33,8 +33,8 @@ class KVCache:
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
         self.blocks_total = tuple(pool.total for pool in self.pools)
         self.keys = BlockKeys(capacity.block_size, capacity.identity.weights)
-        self._shares = capacity.shares
-        self._caching = enable_prefix_caching and capacity.shares
+        self._shares = capacity.keeps == "blocks"
+        self._caching = enable_prefix_caching and self._shares
         whole = (pool for pool, window in zip(self.pools, self.windows, strict=True) if not window)
         self._watched = next(whole, self.pools[0])
         self._reports = -1  # the number of reports since `watch`; -1 before it

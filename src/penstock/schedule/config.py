@@ -16,6 +16,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from, see schedule/drafts
     num_speculative_tokens: int = 0  # most drafts of one sequence in a step
     max_step_drafts: int = 0  # most drafts in a step
+    tenants: bool = False  # share the engine among tenants, and measure what each request uses
 
     def __post_init__(self) -> None:
         names = ["max_num_seqs", "max_num_batched_tokens", "max_model_len"]

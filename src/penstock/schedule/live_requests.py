@@ -1,5 +1,9 @@
 """All live requests, and the queue that each of their choices is in."""
 
+from penstock.messages import StepResult
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.fairness.accounting import StepAccounts
+from penstock.schedule.fairness.fair_queue import FairQueue
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import WaitingQueue, after, dequeue, enqueue
 from penstock.schedule.sequence import Phase, Request, Sequence
@@ -9,10 +13,14 @@ from penstock.schedule.step import Outstanding
 class LiveRequests:
     """Choices are waiting, running, or held back until the first choice has computed the prompt they share."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, config: SchedulerConfig, block_size: int) -> None:
+        """With `config.tenants`, they share the engine, and what each request uses is measured."""
         self._policy = policy
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue(policy)
+        self.fair: FairQueue | None = None
+        if config.tenants:
+            self.fair = FairQueue(policy, config.max_num_seqs, StepAccounts(block_size))
+        self.waiting: WaitingQueue | FairQueue = WaitingQueue(policy) if self.fair is None else self.fair
         self.running: list[Sequence] = []  # in order
 
     def add(self, request: Request) -> None:
@@ -21,33 +29,36 @@ class LiveRequests:
         request.held_back.extend(request.choices.values())
         self._queue(request, 1)
 
-    def start(self) -> Sequence:
-        """Move the first waiting sequence to those that run."""
-        sequence = self.waiting.pop()
+    def start(self, sequence: Sequence, computed: int) -> None:
+        """Move the first waiting sequence, of which `computed` tokens are cached, to those that run."""
+        self.waiting.start(sequence, computed)
         sequence.phase = Phase.RUNNING
-        sequence.keeps_order = True
         enqueue(self.running, sequence)
         sequence.request.started = True
-        return sequence
 
     def victim(self, sequence: Sequence) -> Sequence | None:
         """The running sequence that gives way to this one first. None if all that run come before it."""
         later = after(self.running, sequence)
-        return self._policy.victim(later) if later else None
+        if not later:
+            return None
+        return self._policy.victim(later) if self.fair is None else self.fair.victim(later, self.running)
 
     def preempt(self, victim: Sequence, taker: Sequence | None) -> None:
         """Move a running sequence back to the waiting queue. `taker`, the sequence that gets its blocks or its place in
         the batch, stays before it for good."""
-        if taker is not None:
-            taker.keeps_order = True
         dequeue(self.running, victim)
+        if taker is not None:
+            if not taker.keeps_order:
+                self.waiting.keep(taker)
+            if self.fair is not None and victim.order < taker.order:
+                victim.order = self.fair.behind(victim, taker)
+        self.waiting.stopped(victim)
         victim.phase = Phase.WAITING
         self.waiting.push(victim)
 
-    def charge(self, step: Outstanding) -> None:
+    def charge(self, step: Outstanding, result: StepResult) -> None:
         """Charge the policy for a step whose result has come. The order of what waits may change."""
-        if self._policy.charge(step):
-            self.waiting.reorder()
+        self.waiting.charge(step, result.results)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from its queue, and its request with the last choice."""
@@ -55,6 +66,7 @@ class LiveRequests:
         match sequence.phase:
             case Phase.RUNNING:
                 dequeue(self.running, sequence)
+                self.waiting.stopped(sequence)
             case Phase.WAITING:
                 self.waiting.remove(sequence)
             case _:
@@ -78,8 +90,9 @@ class LiveRequests:
         for request in self.requests.values():
             for sequence in request.choices.values():
                 by_phase[sequence.phase].append(sequence)
+        place = (lambda s: s.order) if self.fair is None else self.fair.place
         for phase, queue in ((Phase.RUNNING, self.running), (Phase.WAITING, list(self.waiting))):
-            if queue != sorted(by_phase[phase], key=lambda s: s.order):
+            if queue != sorted(by_phase[phase], key=place):
                 raise RuntimeError(f"the queue of {phase.value} sequences is not in order, or lacks one")
         held_back = [s for request in self.requests.values() for s in request.held_back]
         if held_back != by_phase[Phase.HELD_BACK] or by_phase[Phase.DONE]:

@@ -13,6 +13,7 @@ from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import Speculation
+from penstock.schedule.fairness.fair_queue import FairQueue
 from penstock.schedule.late import makes_late
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
@@ -37,11 +38,13 @@ class Planner:
         self._depth = capacity.depth
         # Drafts follow the last token, so with speculation a plan builds upon no token that is yet to be sampled.
         self._late_ids = capacity.late_ids and (speculation is None or capacity.depth == 1)
-        self._whole_prompts = capacity.whole_prompts
+        self._whole_prompts = capacity.keeps == "nothing"
         # If plans cannot build upon each other, each gets a part of the sequences, and as large a part of the tokens.
         self._budget = -(-config.max_num_batched_tokens // (1 if self._late_ids else capacity.depth))
         self._cache = cache
         self._live = live
+        self._fair = live.fair
+        self._capped = 0  # prompt tokens in this step of classes with a cap, see TenantShare.step_tokens
         self._speculation = speculation
         self._model = model
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
@@ -50,7 +53,9 @@ class Planner:
     def next_step(self, outstanding: Collection[Outstanding], now: float) -> StepBuilder:
         """The next step, beside the plans that are outstanding. It has no work where there is nothing to do."""
         step = StepBuilder(self._budget)
-        if self._live.waiting:
+        if self._fair is not None:
+            self._share_places(self._fair, now)
+        elif self._live.waiting:
             self._make_place()
         held = self._hold_back(step) if self._config.target_step_time else 0
         if self._late_ids:
@@ -122,6 +127,8 @@ class Planner:
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepBuilder) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
+        if self._fair is not None and sequence.expected - sequence.planned > 1:  # not a decode
+            allowance = self._allowance(sequence, allowance)
         end = min(sequence.target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
@@ -134,6 +141,8 @@ class Planner:
             end = min(end, reach)
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
+        if self._fair is not None:
+            self._note_capped(sequence, end - sequence.planned)
         step.add(sequence, end)
 
     def _take_block(self, sequence: Sequence) -> bool:
@@ -163,6 +172,27 @@ class Planner:
                 return
             self._preempt(victim, sequence)
 
+    def _share_places(self, fair: FairQueue, now: float) -> None:
+        """Let the first waiting sequence take the place of a running one, if classes or tenants give it a claim."""
+        fair.now, self._capped = now, 0
+        if self._live.waiting and (claim := fair.claim(self._live.running)) is not None:
+            taker, victim = claim
+            self._preempt(victim, taker)
+
+    def _allowance(self, sequence: Sequence, tokens: int) -> int:
+        """Return how many of `tokens` a step may compute of a prompt, as classes with a lower rank run beside it."""
+        share = sequence.request.message.share
+        if self._fair is None or share is None or not share.step_tokens or self._whole_prompts:
+            return tokens
+        if not self._fair.outranked(share.rank):
+            return tokens
+        return min(tokens, max(share.step_tokens - self._capped, 0))
+
+    def _note_capped(self, sequence: Sequence, tokens: int) -> None:
+        share = sequence.request.message.share
+        if tokens > 1 and share is not None and share.step_tokens:
+            self._capped += tokens
+
     def _preempt(self, victim: Sequence, taker: Sequence | None) -> None:
         """Start a sequence over, for another one or for none. Tokens still in flight are kept when they come, and it
         starts after that."""
@@ -179,6 +209,8 @@ class Planner:
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
             sequence = waiting.peek()
+            if sequence is None:
+                return
             if sequence.preemptions and any(sequence in plan.sequences for plan in outstanding):
                 return  # preempted, and not all of its tokens are known yet
             if self._whole_prompts and sequence.target > step.budget and step.work:
@@ -187,17 +219,21 @@ class Planner:
             hit = self._cache.find(sequence, spare=1 if running else 0)
             if hit is None:
                 return
-            tokens = min(sequence.target - hit.computed, step.budget)
+            tokens = min(sequence.target - hit.computed, self._allowance(sequence, step.budget))
+            if not tokens:
+                return  # its class may compute no more in this step
             if makes_late(step, tokens, hit.computed, self._model, now):
                 return
             self._note_start(sequence, hit.computed, now)
-            self._start(hit, step)
+            self._start(sequence, hit, step)
 
-    def _start(self, hit: Hit, step: StepBuilder) -> None:
+    def _start(self, sequence: Sequence, hit: Hit, step: StepBuilder) -> None:
         """Start the first waiting sequence."""
-        sequence = self._live.start()
+        self._live.start(sequence, hit.computed)
         self._cache.start(sequence, hit)
-        end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
+        allowance = self._allowance(sequence, step.budget)
+        end = min(sequence.target, sequence.planned + allowance, self._cache.reach(sequence))
+        self._note_capped(sequence, end - sequence.planned)
         self._cache.grow(sequence, end)
         if hit.tails:
             step.copies += self._cache.copies(sequence, hit)

@@ -54,13 +54,14 @@ class DueOrder:
 
 def due_order(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
     """Return the sort key (due time, arrival). A request is due at its deadline, or PATIENCE seconds after its arrival
-    if that is sooner. `priority` is added to the due time, in seconds.
+    if that is sooner. `priority` and `behind` are added to the due time, in seconds.
 
-    So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds later.
+    So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds, and
+    `behind`, later.
     Only a bounded number of requests come before it, and no request waits forever.
     """
     due = arrival + PATIENCE
     for deadline in (request.deadline, request.first_token_deadline):
         if deadline is not None and deadline < due:
             due = max(deadline, arrival)
-    return (due + request.priority, arrival)
+    return (due + request.priority + request.behind, arrival)

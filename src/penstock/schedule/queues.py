@@ -2,10 +2,13 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from operator import attrgetter
 
+from penstock.messages import SequenceResult
 from penstock.schedule.policy import Policy
 from penstock.schedule.sequence import Sequence
+from penstock.schedule.step import Outstanding
 
 _order = attrgetter("order")
 
@@ -47,18 +50,29 @@ class WaitingQueue:
             self._set_order(sequence)
         enqueue(self._sequences, sequence)
 
-    def peek(self) -> Sequence:
-        """Return the first sequence."""
+    def peek(self) -> Sequence | None:
+        """Return the first sequence, of at least one."""
         return self._sequences[0]
 
-    def pop(self) -> Sequence:
-        return self._sequences.pop(0)
+    def start(self, sequence: Sequence, computed: int) -> None:
+        """Take the first sequence out of the queue: it runs from now on. `computed` of its tokens are cached."""
+        self._sequences.pop(0)
+        sequence.keeps_order = True
+
+    def stopped(self, sequence: Sequence) -> None:
+        """Note that a running sequence has ended or is preempted. The order does not depend on it."""
+
+    def keep(self, sequence: Sequence) -> None:
+        """Make the place of a sequence final."""
+        sequence.keeps_order = True
 
     def remove(self, sequence: Sequence) -> None:
         dequeue(self._sequences, sequence)
 
-    def reorder(self) -> None:
-        """Sort again by the policy's new keys. Sequences with a final key keep theirs."""
+    def charge(self, step: Outstanding, results: Items[SequenceResult]) -> None:
+        """Charge the policy for a step. If its keys may have changed, sort again; final keys stay."""
+        if not self._policy.charge(step):
+            return
         for sequence in self._sequences:
             if not sequence.keeps_order:
                 self._set_order(sequence)

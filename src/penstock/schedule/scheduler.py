@@ -62,11 +62,12 @@ class Scheduler:
         self._vocab_size = capacity.vocab_size
         self._log = log
         self._incarnation = incarnation
-        self._pools = capacity.pools
-        self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
+        self._output = capacity.output
+        self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
-        self._live = LiveRequests(policy or DueOrder())
-        self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
+        self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
+        self._accounts = None if self._live.fair is None else self._live.fair.accounts
+        self._speculation = Speculation(config, self._cache) if config.speculation != "off" else None
         self._model = StepModel()
         self._learns = config.target_step_time > 0  # step times are measured; also once a request has had a deadline
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation, self._model)
@@ -86,12 +87,11 @@ class Scheduler:
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config, self._vocab_size, pools=self._pools)
+        check_request(request, self._config, self._vocab_size, self._output)
         state = Request(request, request.arrival or now, self._cache.keys.root(request.cache_salt))
         for i in range(request.n):
-            number = self._next_sequence + i
             choice = request.first_choice + i
-            state.choices[choice] = Sequence(number, state, choice, self._config.max_model_len)
+            state.choices[choice] = Sequence(self._next_sequence + i, state, choice, self._config.max_model_len)
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
@@ -163,8 +163,7 @@ class Scheduler:
     def begun(self, plan: StepPlan) -> list[str]:
         """Return the ids of the requests whose sequences start with `plan`, which must be the latest one."""
         new = {sequence.seq for sequence in plan.new}
-        sequences = self._outstanding[-1].sequences
-        return [sequence.request_id for sequence in sequences if sequence.id in new]
+        return [each.request_id for each in self._outstanding[-1].sequences if each.id in new]
 
     # -- results ----------------------------------------------------------------------------------------------
 
@@ -188,7 +187,9 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
-        self._live.charge(step)
+        self._live.charge(step, result)
+        if self._accounts is not None:
+            self._accounts.note(step, now)
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -220,6 +221,8 @@ class Scheduler:
                 deltas += self._end_request(sequence.request, "error", given.error, now)
             elif (delta := self._advance(sequence, work, given, now)) is not None:
                 deltas.append(delta)
+        if self._accounts is not None:
+            self._accounts.applied(now)
         return deltas
 
     def start_over(self, error: str, now: float) -> list[TokenDelta]:
@@ -270,7 +273,6 @@ class Scheduler:
         if reason is not None:
             timing = sequence.timing(now)
             self._remove(sequence)
-        state = sequence.request
         return TokenDelta(
             sequence.request_id,
             sequence.choice,
@@ -278,7 +280,7 @@ class Scheduler:
             ids,
             reason,
             ids[-1] if ids and reason == "stop" else None,
-            state.cached_tokens,
+            sequence.request.cached_tokens,
             logprobs,
             prompt_logprobs,
             "",
@@ -294,6 +296,8 @@ class Scheduler:
         computed = sequence.computed + work.count
         if work.draft_ids:
             refused = 1 + len(work.draft_ids) - len(given.token_ids)
+            if sequence.usage is not None:
+                sequence.usage.rejected += refused
             sequence.planned -= refused
             sequence.expected -= refused
             # Accepted drafts after the token that ended the sequence do not count either.
@@ -327,15 +331,10 @@ class Scheduler:
         stop_token: int | None = None,
     ) -> TokenDelta:
         """End a choice with no further token."""
-        timing, state = sequence.timing(now), sequence.request
+        timing = sequence.timing(now)
         self._remove(sequence)
         return TokenDelta(
-            request_id=sequence.request_id,
-            choice=sequence.choice,
-            offset=keep,
-            finish_reason=reason,
-            stop_token=stop_token,
-            cached_tokens=state.cached_tokens,
+            *(sequence.request_id, sequence.choice, keep, (), reason, stop_token, sequence.request.cached_tokens),
             error=error,
             timing=timing,
             incarnation=self._incarnation,

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from penstock.messages import FinishReason, GenerateRequest, RequestTiming, Work, row_size
+from penstock.messages import ComputeUsage, FinishReason, GenerateRequest, RequestTiming, Work, row_size
 from penstock.schedule.drafts.drafter import Drafter
 
 
@@ -26,6 +26,20 @@ class Request:
         self.cached_tokens = 0
         self.choices: dict[int, Sequence] = {}
         self.held_back: list[Sequence] = []
+
+
+class SequenceUsage:
+    """What a sequence has used of the engine so far, see ComputeUsage."""
+
+    __slots__ = ("block_seconds", "computed", "reached", "rejected", "repeated", "seconds")
+
+    def __init__(self) -> None:
+        self.computed = self.repeated = self.rejected = 0  # tokens
+        self.reached = 0  # the most tokens that were computed, also before a preemption
+        self.seconds = self.block_seconds = 0.0
+
+    def message(self) -> ComputeUsage:
+        return ComputeUsage(self.computed, self.repeated, self.rejected, self.seconds, self.block_seconds)
 
 
 class Sequence:
@@ -68,6 +82,7 @@ class Sequence:
         "stops",
         "tables",
         "tokens",
+        "usage",
     )
 
     def __init__(self, id: int, request: Request, choice: int, max_model_len: int) -> None:
@@ -94,6 +109,7 @@ class Sequence:
         self.rows = bytearray() if choice == 0 and sampling.prompt_logprobs is not None else None
         self.started = self.first_token = self.last_token = -1.0
         self.preemptions = 0
+        self.usage: SequenceUsage | None = None  # None: it is not measured
         self.forget_blocks()
 
     def forget_blocks(self) -> None:
@@ -137,17 +153,18 @@ class Sequence:
             self.rows += data[max(0, len(self.rows) - self.computed * self._row_size) :]
 
     def timing(self, now: float) -> RequestTiming:
+        usage = None if self.usage is None else self.usage.message()
         if self.started < 0:
             return RequestTiming(queued=now - self.request.arrival)
         queued = self.started - self.request.arrival
         if self.first_token < 0:
-            return RequestTiming(queued, now - self.started, 0.0, self.preemptions)
+            return RequestTiming(queued, now - self.started, 0.0, self.preemptions, usage=usage)
         prefill, decode = self.first_token - self.started, self.last_token - self.first_token
         drafter = self.drafter
         if drafter is None:
-            return RequestTiming(queued, prefill, decode, self.preemptions)
+            return RequestTiming(queued, prefill, decode, self.preemptions, usage=usage)
         accepted, rejected = drafter.accepted_prediction, drafter.rejected_prediction
-        return RequestTiming(queued, prefill, decode, self.preemptions, accepted, rejected)
+        return RequestTiming(queued, prefill, decode, self.preemptions, accepted, rejected, usage)
 
     @property
     def _row_size(self) -> int:

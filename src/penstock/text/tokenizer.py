@@ -18,6 +18,8 @@ from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
 from penstock.text.tokenizer_classes import tokenizer_class
 
+CACHED_WORDS = 2000  # whose tokens are remembered
+
 _BEFORE = "\N{WHITE SMILING FACE}"  # no token is longer and begins with it
 
 
@@ -60,6 +62,10 @@ class Tokenizer:
     infill: Infill | None  # of a model that fills gaps
 
     def __init__(self, backend: Backend, special: SpecialTokens, chat_template: ChatTemplate | None) -> None:
+        # The library keeps 10,000 words of texts for ever, up to 6 kB each.
+        resize = getattr(backend.model, "_resize_cache", None)  # WordPiece has none
+        if resize is not None:
+            resize(CACHED_WORDS)
         self._backend = backend
         self.path, self.files_state = None, ""
         self.vocab_size = _vocab_size(backend)

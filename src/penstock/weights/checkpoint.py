@@ -23,7 +23,7 @@ def stored_tensors(model: Path, spec: ModelSpec | None = None) -> dict[str, Stor
     tensors = read_gguf_tensors(model) if is_gguf(model) else tensors_of_folder(model)
     if spec is None:
         return tensors
-    wanted = [source.name for p in spec.parameters for source in p.sources]
+    wanted = {source.name: source.stored for p in spec.parameters for source in p.sources}
     if spec.scheme is not None:
         tensors = spec.scheme.join(tensors, wanted)
     tensors = divided(tensors, wanted)

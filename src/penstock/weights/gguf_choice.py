@@ -21,6 +21,10 @@ class HubError(ValueError):
     """The model's files are not available; the message says why and what to do."""
 
 
+class HubFailure(HubError):
+    """The hub, the network or the disk failed: the same call may succeed later."""
+
+
 def gguf_models(files: Sequence[str]) -> dict[str, list[str]]:
     """The models among files, by the name of their first file, each with all of its files. An incomplete set of parts
     is not a model."""

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.config import format_bytes
 from penstock.observe.progress import download_progress
 from penstock.observe.reporting import reporting
-from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf
+from penstock.weights.gguf_choice import HubError, HubFailure, choose_gguf, holds_gguf
 from penstock.weights.hub_cache import ModelFolder
 from penstock.weights.hub_download import Damaged, Download, HubFile
 from penstock.weights.hub_listing import ListedFile, Listing, check_content, check_name, interruptible, read_listing
@@ -73,9 +73,10 @@ class Snapshot:
         except Exception as error:  # its type depends on huggingface_hub's HTTP library
             refusal = self._refusal(error)
             reason = refusal or f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})"
+            kind = HubError if refusal or _offline(error) else HubFailure
             if not fallback:
-                raise HubError(reason if refusal else f"{reason}: {_remedy(error)}") from error
-            return self._from_cache(reason, refused=refusal is not None)
+                raise kind(reason if refusal else f"{reason}: {_remedy(error)}") from error
+            return self._from_cache(kind(reason), refused=refusal is not None)
         return self._download(listing, progress)
 
     def _listing(self) -> Listing:
@@ -120,7 +121,7 @@ class Snapshot:
                 f"{whole} is not complete on this machine: run penstock pull {whole}{did_you_mean(whole, self.cache)}"
             ) from None
 
-    def _from_cache(self, reason: str, *, refused: bool) -> Path:
+    def _from_cache(self, reason: HubError, *, refused: bool) -> Path:
         """The path in the cache, also of a model that the hub no longer has."""
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -128,10 +129,10 @@ class Snapshot:
             model = self._in_cache()
         except (LocalEntryNotFoundError, HFValidationError, HubError) as error:
             if refused:
-                raise HubError(reason) from None
+                raise reason from None
             if isinstance(error, HubError):
                 raise
-            raise HubError(
+            raise type(reason)(
                 f"{reason}, and {self.name} is not complete in the cache; connect, or give a model's folder"
             ) from None
         logger.warning("%s; using the cached snapshot %s", reason, model)
@@ -200,7 +201,7 @@ class Snapshot:
         except Exception as error:  # its type depends on huggingface_hub's HTTP library, or the disk is full
             if refusal := self._refusal(error):  # a gated model is described to everybody
                 raise HubError(refusal) from None
-            raise HubError(
+            raise HubFailure(
                 f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
             ) from error
         snapshot = folder.link(listing.commit, [(file.name, file.digest) for file in ours])
@@ -240,7 +241,7 @@ class Snapshot:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         if needed > free:
-            raise HubError(
+            raise HubFailure(
                 f"{self.name} needs {format_bytes(needed)} more, but the disk of {folder} has {format_bytes(free)} "
                 "free: remove a model (penstock list, penstock rm NAME), or set HF_HOME to a folder on another disk"
             )
@@ -285,11 +286,16 @@ def _check_files(name: str, present: list[str], wanted: list[str], *, weights: b
         raise HubError(f"{name} on the hub has no model.safetensors{why}")
 
 
-def _remedy(error: Exception) -> str:
-    """What to do if the hub did not answer."""
+def _offline(error: Exception) -> bool:
+    """Whether the user has turned the hub off."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.OfflineModeIsEnabled):
+    return isinstance(error, errors.OfflineModeIsEnabled)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do if the hub did not answer."""
+    if _offline(error):
         return "unset HF_HUB_OFFLINE to download"
     return (
         "check the network and its proxy (HTTPS_PROXY), or set HF_ENDPOINT to a mirror; penstock list has what is here"
@@ -297,9 +303,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _brief(error: Exception) -> str:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.OfflineModeIsEnabled):
+    if _offline(error):
         return "HF_HUB_OFFLINE is set"
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -309,8 +313,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _wrong_checksum(name: str, files: Sequence[str]) -> HubError:
-    return HubError(
+def _wrong_checksum(name: str, files: Sequence[str]) -> HubFailure:
+    return HubFailure(
         f"{name}: {', '.join(files)} came with a wrong checksum and has been removed from the cache; run it again; if "
         "that does not help, use another connection or another mirror of the hub"
     )

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.config import format_bytes
@@ -24,6 +25,7 @@ from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
 from penstock.kernels import CodePacker, DensePacker, Packer, Packing, ScaledPacker
+from penstock.kernels.coded_rows import CodedRows
 from penstock.kernels.native import gguf_rows
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import NativePacking
@@ -130,16 +132,13 @@ def _read_all(
     def perform(read: PlannedRead) -> None:
         source, own = read.source, staging()
         buffer = own.buffer(read.bytes)
-        read_into(files, buffer.numpy(), read)
-        values, scales = buffer.view(read.count, read.width), None
-        if source.steps:
-            rows, part = Rows(values.numpy()), ReadPart(*read.part, partial(read_part, files))
-            for step in source.steps:
-                rows = step(rows, part)
-            values = torch.from_numpy(rows.values)
-            scales = None if rows.scales is None else torch.from_numpy(rows.scales)
+        if not source.read_by_step:
+            read_into(files, buffer.numpy(), read)
+        rows, part = Rows(buffer.view(read.count, read.width).numpy()), ReadPart(*read.part, partial(read_part, files))
+        for step in source.steps:
+            rows = step(rows, part)
         try:
-            _put(own, read, values, scales)
+            _put(own, read, rows)
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
         advance(read.bytes)
@@ -156,10 +155,24 @@ def _read_all(
         each.close()
 
 
-def _put(own: Staging, read: PlannedRead, values: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _put(own: Staging, read: PlannedRead, rows: Rows) -> None:
     """Gives rows [count, ...] to their packer: as codes if it holds such codes, else as floats."""
     dtype, packer = read.source.dtype, read.packer
-    if dtype in DTYPES:
+    if rows.format is not None:
+        assert rows.scales is not None
+        if not np.isfinite(rows.scales).all():
+            raise ValueError("its scales hold infinity or NaN")
+        coded = CodedRows(rows.values, rows.scales, rows.mins, rows.format, rows.order)
+        if isinstance(packer, CodePacker):
+            packer.put_codes(read.target, coded)
+        else:
+            own.put(packer.put, read.target, torch.from_numpy(coded.values()))
+        return
+    values = torch.from_numpy(rows.values)
+    scales = None if rows.scales is None else torch.from_numpy(rows.scales)
+    if values.is_floating_point():
+        own.put(packer.put, read.target, _shaped(values, read))
+    elif dtype in DTYPES:
         own.put(packer.put, read.target, _shaped(values.view(-1).view(DTYPES[dtype]), read))
     elif scales is not None and isinstance(packer, ScaledPacker) and scales.shape[1] == 1 and not read.transposed:
         own.put(packer.put_scaled, read.target, values, scales.view(-1))

@@ -92,7 +92,7 @@ def plan_reads(
             width = stored.bytes_of(source.columns) if source.columns else stored.row_bytes
             count = size // width
             count = max(count // READ_ROWS * READ_ROWS, min(count, READ_ROWS), 1)
-            for first, target, rows, step in _runs(source):
+            for first, target, rows, step in row_runs(source):
                 for done in range(0, rows, count):
                     place = (first + done * step, min(count, rows - done), skip, width)
                     yield PlannedRead(stored, *place, packers[parameter.name], target + done, step)
@@ -112,7 +112,7 @@ def _plan_transposed(
         yield PlannedRead(stored, *place, packer, target, transposed=True, column_step=step)
 
 
-def _runs(source: TensorSource) -> Iterator[tuple[int, int, int, int]]:
+def row_runs(source: TensorSource) -> Iterator[tuple[int, int, int, int]]:
     """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step). Ranks have whole
     heads."""
     if not source.order:

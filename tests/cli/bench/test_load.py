@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from penstock.cli.bench.commands import Load, online
+from penstock.cli.top.scrape import NoServer
 
 LOAD = Load(3, "8", "4", 0, 100, None, 1.0, None, None, 0)
 
@@ -43,9 +44,9 @@ def test_where_no_server_answers_the_user_is_asked_whether_one_runs() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
-        with pytest.raises(ValueError, match=rf"^--url {url} does not answer \(Connection refused\): is a server runn"):
+        with pytest.raises(NoServer, match=rf"^--url {url} does not answer \(Connection refused\): is a server runn"):
             online(url, None, None, LOAD, None)
-    with pytest.raises(ValueError, match=r"^--url http://no\.such\.host\.invalid does not answer \([^()]*\): is a"):
+    with pytest.raises(NoServer, match=r"^--url http://no\.such\.host\.invalid does not answer \([^()]*\): is a"):
         online("http://no.such.host.invalid", None, None, LOAD, None)
     with pytest.raises(
         ValueError, match=r"^--url is 'localhost', which is not an address: write --url http://localhost$"
@@ -65,7 +66,7 @@ def test_where_no_server_answers_the_user_is_asked_whether_one_runs() -> None:
     ],
 )
 def test_a_server_that_lists_no_models(status: int, body: bytes, words: str) -> None:
-    with answering(status, body) as url, pytest.raises(ValueError) as caught:
+    with answering(status, body) as url, pytest.raises(NoServer) as caught:
         online(url, None, None, LOAD, None)
     message = str(caught.value)
     assert message.startswith(f"--url {url} does not list its models") and words in message and "\n" not in message

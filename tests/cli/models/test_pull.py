@@ -117,7 +117,7 @@ def test_a_disk_without_space_is_refused_before_the_download(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     done = run_command("pull", "acme/tiny-GGUF:Q8_0")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert re.search(r"needs \d+ KiB more, but the disk of .*/hub has 1000 B free: remove .* HF_HOME", done.stderr)
     assert not any("/resolve/" in path for _, path, _ in hub.requests)
 
@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up(hub: StandInHub, cache: Path, run_command: RunComm
     assert isinstance(lfs, dict)
     (blobs / f"{lfs['sha256']}.incomplete").symlink_to("/dev/full")
     done = run_command("pull", "acme/tiny-GGUF:Q8_0")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "could not be downloaded (OSError: [Errno 28] No space left on device); run it again" in done.stderr
 
 
@@ -185,7 +185,7 @@ def test_a_hub_that_is_down_is_not_hidden_by_the_cache(hub: StandInHub, run_comm
     assert run_command("pull", "acme/tiny-GGUF:Q8_0").returncode == 0
     hub.status = 503
     done = run_command("pull", "acme/tiny-GGUF:Q8_0")
-    assert done.returncode == 2 and "cannot be reached" in done.stderr
+    assert done.returncode == 1 and "cannot be reached" in done.stderr
     assert "check the network and its proxy (HTTPS_PROXY), or set HF_ENDPOINT to a mirror" in done.stderr
 
 

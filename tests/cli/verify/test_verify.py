@@ -43,7 +43,7 @@ def test_a_good_model(run_command: RunCommand, tmp_path: Path) -> None:
     result = json.loads(file.read_text())
     assert {finding["status"] for finding in result["findings"]} == {"ok"}
     assert "Berlin" in result["answers"][0]["text"] and result["answers"][0]["reason"] == "stop"
-    assert "12 checks: 12 ok, 0 warning, 0 problem" in done.stdout
+    assert "13 checks: 13 ok, 0 warning, 0 problem" in done.stdout
 
 
 def test_a_model_that_does_not_chat(run_command: RunCommand) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.bound import bound
 from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 from tests.engine.processes import alive, children, command_line
 
-STREAMS, TOKENS = 50, 300  # enough to be running still when a fault comes, also on a busy machine
+STREAMS, TOKENS = 32, 150  # enough to be running still when a fault comes, also on a busy machine
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
 FLAGS += ("--speculation", "off")  # drafts from earlier answers would end streams before all run at once
 FLAGS += ("--drain-timeout", f"{PATIENCE:g}")  # a busy machine needs longer than usual

@@ -41,7 +41,8 @@ class Stream(threading.Thread):
         try:
             url = self.server.url + "/v1/completions"
             with httpx.stream("POST", url, json=body, timeout=PATIENCE, verify=False) as answer:
-                self.lines.extend(line for line in answer.iter_lines() if line)
+                # A comment is a heartbeat: on a busy machine an engine may take long to start again.
+                self.lines.extend(line for line in answer.iter_lines() if line and not line.startswith(":"))
         except httpx.HTTPError as error:
             self.broken = error
         self.ended = time.monotonic()

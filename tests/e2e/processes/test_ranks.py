@@ -71,8 +71,8 @@ def accepted(server: Server) -> float:
 def test_streams_go_on_after_a_rank_is_killed(tmp_path: Path) -> None:
     # Drafts from the same answers before would end the streams too soon.
     with serving(tmp_path / "log", *FLAGS, *SPLITS["tensor"], "--seed", "7", "--speculation", "off") as server:
-        undisturbed = texts(started(server, 8, max_tokens=1500))
-        streams = started(server, 8, max_tokens=1500)
+        undisturbed = texts(started(server, 8, max_tokens=300))
+        streams = started(server, 8, max_tokens=300)
         engine = server.engine_pid
         ranks = sorted(children(engine))
         os.kill(ranks[1], signal.SIGKILL)

@@ -3,13 +3,13 @@
 import socket
 import time
 
-from penstock.config import Place
+from penstock.config import RankPlace
 
 
 class Mesh:
     """Rank 0 has a connection to each of the others, and they one to it."""
 
-    def __init__(self, place: Place, peers: list[socket.socket]) -> None:
+    def __init__(self, place: RankPlace, peers: list[socket.socket]) -> None:
         self.place = place
         self.peers = peers
 
@@ -25,7 +25,7 @@ class Mesh:
                 peer.sendall(b".")
 
 
-def join(place: Place, rendezvous: str) -> Mesh:
+def join(place: RankPlace, rendezvous: str) -> Mesh:
     host, port = rendezvous.rsplit(":", 1)
     if place.rank == 0:
         with socket.create_server((host, int(port))) as listener:

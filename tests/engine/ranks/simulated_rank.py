@@ -4,7 +4,7 @@ import sys
 
 import msgspec
 
-from penstock.config import EngineConfig, Place
+from penstock.config import EngineConfig, RankPlace
 from penstock.engine.ranks.wire import Start
 from penstock.engine.ranks.worker import work
 from penstock.messages import StepPlan, StepResult
@@ -15,7 +15,7 @@ from tests.engine.simulated import Scenario, TroubledExecutor
 class SimulatedRunner:
     """Every rank computes everything. Those that do not report hold what they learn against what they know."""
 
-    def __init__(self, config: EngineConfig, place: Place, mesh: simulated_mesh.Mesh) -> None:
+    def __init__(self, config: EngineConfig, place: RankPlace, mesh: simulated_mesh.Mesh) -> None:
         scenario = msgspec.json.decode(config.model, type=Scenario)
         if scenario.rank not in (-1, place.rank):
             scenario = Scenario(step_seconds=scenario.step_seconds, depth=scenario.depth, blocks=scenario.blocks)
@@ -62,7 +62,7 @@ class BlockingRunner:
 
 
 def load(start: Start) -> BlockingRunner:
-    place = Place(start.config.split, start.rank)
+    place = RankPlace(start.config.split, start.rank)
     return BlockingRunner(SimulatedRunner(start.config, place, simulated_mesh.join(place, start.rendezvous)))
 
 

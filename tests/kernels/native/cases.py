@@ -1,7 +1,8 @@
 """Every native kernel on small inputs of odd sizes. Runs in a process of its own, which a fault may end.
 
-    python -m tests.kernels.native.cases plain|guarded|whole|part THREADS...
+    python -m tests.kernels.native.cases plain|guarded|whole|part THREADS... [SETS...]
 
+SETS are instruction sets; without them all of this processor's run.
 "plain" runs every case; with a sanitized build of the library (PENSTOCK_LIBRARY) the sanitizer checks them. "guarded"
 runs each case three times, two of them between forbidden pages (see guarded.py), which must give the same bits. A line
 names each case before it runs.
@@ -226,8 +227,8 @@ def overrun_part_of_a_vector(team: ThreadTeam) -> None:
 CONTROLS = {"whole": overrun_whole_vectors, "part": overrun_part_of_a_vector}
 
 
-def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
-    for isa in instruction_sets():
+def main(way: str, threads: int, sets: Sequence[str], inputs: Sequence[Case]) -> None:
+    for isa in sets:
         team = ThreadTeam(isa, threads)
         guarded = () if way == "plain" else [GuardedSession(team, at_end=end) for end in (True, False)]
         for name, run in inputs:
@@ -240,10 +241,11 @@ def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
 
 
 if __name__ == "__main__":
-    way, counts = sys.argv[1], list(map(int, sys.argv[2:]))
+    way, counts = sys.argv[1], [int(each) for each in sys.argv[2:] if each.isdigit()]
+    sets = [each for each in sys.argv[2:] if not each.isdigit()] or instruction_sets()
     if way in CONTROLS:
         CONTROLS[way](ThreadTeam(instruction_sets()[0], counts[0]))
     else:
         drawn = tuple(cases())  # once, for all instruction sets and numbers of threads
         for count in counts:
-            main(way, count, drawn)
+            main(way, count, sets, drawn)

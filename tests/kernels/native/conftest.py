@@ -67,10 +67,10 @@ def sanitized(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def run_cases() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run_cases(way, *threads, **environment) runs tests.kernels.native.cases in a process of its own."""
+    """run_cases(way, *threads and sets, **environment) runs tests.kernels.native.cases in a process of its own."""
 
-    def run(way: str, *threads: int, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.native.cases", way, *map(str, threads)]
+    def run(way: str, *arguments: int | str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.native.cases", way, *map(str, arguments)]
         return subprocess.run(
             command,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

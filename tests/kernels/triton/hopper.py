@@ -1,11 +1,15 @@
 """The kernels compiled for an H100 or H200, at the sizes of models in use, and what they take of one. Needs no GPU.
 
-Run as a module it prints a row of `Resources` for each kernel that the launchers would launch, as JSON lines.
+    python -m tests.kernels.triton.hopper few|all
+
+prints a row of `Resources` for each kernel that the launchers would launch, as JSON lines. "few": at the sizes of one
+model in bf16, dense and in two quantised formats. Each kernel takes about a second to compile.
 """
 
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -193,19 +197,39 @@ def sampling() -> None:
     )
 
 
-def main() -> None:
-    kernels = record_launches()
-    elementwise()
+def one_model() -> None:
+    """A kernel of each kind."""
+    attention(BF16, 8, 4, 256, 512)
+    linear, dense = TritonLinear(), DenseWeight(torch.zeros(1, dtype=BF16).expand(4096, 4096), None)
+    linear(rows(60, 4096), empty_weight(4096, 4096, "int8", 32, "cpu"), rows(60, 4096))
+    for count in (1, 60):
+        linear(rows(count, 4096), empty_codes(4096, 4096, GGUF_FORMATS["Q4_K"], "cpu"))
+    TritonLinear(fixed=True)(rows(8, 4096), dense, rows(8, 4096))
+    one, two = (
+        DenseWeight(torch.zeros(1, dtype=BF16).expand(128 * n, k), None) for n, k in ((1536, 2048), (2048, 768))
+    )
+    mixture((one, two), 4, TritonExperts())
+    codes = tuple(empty_codes(*weight.shape, GGUF_FORMATS["Q6_K"], "meta") for weight in (one, two))
+    mixture((codes[0], codes[1]), 4096, TritonExperts())
+
+
+def every_size() -> None:
     for dtype in (BF16, FP8):
         attention(dtype, 32, 8, 128, 0)
     attention(BF16, 8, 4, 256, 512)
     attention(torch.float32, 32, 8, 128, 0)
     products()
     experts()
+
+
+def main(sizes: str) -> None:
+    kernels = record_launches()
+    elementwise()
+    {"few": one_model, "all": every_size}[sizes]()
     sampling()
     for kernel in kernels.values():
         print(json.dumps(asdict(resources(kernel))))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

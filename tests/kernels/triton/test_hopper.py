@@ -19,9 +19,10 @@ ON_TENSOR_CORES = {"attend", "_dense", "_eight_bits", "_coded", "_grouped", "_gr
 
 
 @pytest.mark.long
-def test_kernels_compile_for_a_gpu_and_fit_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["few", pytest.param("all", marks=pytest.mark.rare)])
+def test_kernels_compile_for_a_gpu_and_fit_it(sizes: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.kernels.triton.hopper"]
+    command = [sys.executable, "-m", "tests.kernels.triton.hopper", sizes]
     said = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert said.returncode == 0, said.stderr
     compiled = [json.loads(line) for line in said.stdout.splitlines()]

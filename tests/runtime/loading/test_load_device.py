@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig, Place
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, RankPlace
 from penstock.config.memory import gpu_budget
 from penstock.kernels import Needs, Platform, select_kernels
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
@@ -264,7 +264,7 @@ def test_without_a_gpu_loading_says_what_torch_says(
 def test_a_rank_whose_memory_does_not_do_says_which_it_is(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2)
     with pytest.raises(DoesNotFit, match=r"^rank 1 of 2: the model does not fit: weights .* are available"):
-        load_mirror(settings, Memory(others=8 << 30), Place(settings.split, 1), "127.0.0.1:1", progress=False)
+        load_mirror(settings, Memory(others=8 << 30), RankPlace(settings.split, 1), "127.0.0.1:1", progress=False)
 
 
 def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
@@ -282,7 +282,7 @@ def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2, pipeline_parallel_size=2)
-    place = Place(settings.split, 3)
+    place = RankPlace(settings.split, 3)
     load_gpu_runner(settings, place, "there:1", (1, 2))
     second = torch.device("cuda", 1)
     assert taken == [second, (second, (place, "there:1"))]

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from penstock.config import Place
+from penstock.config import RankPlace
 from penstock.engine.ranks.wire import Start
 from penstock.engine.ranks.worker import work
 from penstock.runtime.runner import ModelRunner
@@ -18,7 +18,7 @@ def load(start: Start) -> ModelRunner:
     if start.num_blocks:
         raise RuntimeError("the engine cannot know how much room there is on a GPU")
     torch.set_num_threads(1)
-    place = Place(start.config.split, start.rank)
+    place = RankPlace(start.config.split, start.rank)
     memory = Memory(steps=(64 + 2048 * place.rank) * MIB)
     return load_mirror(start.config, memory, place, start.rendezvous, progress=False)
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 import torch
 
-from penstock.config import EngineConfig, Place
+from penstock.config import EngineConfig, RankPlace
 from penstock.families import load_spec, shard
 from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
@@ -78,7 +78,7 @@ def without_native(device: str) -> Platform:
     return dataclasses.replace(detect_platform(device), isa="")
 
 
-def load_device_rank(order: Load, place: Place) -> ModelRunner:
+def load_device_rank(order: Load, place: RankPlace) -> ModelRunner:
     """Loads a rank like loading/gpu.py, but with torch's kernels and without measuring memory."""
     config, device, folder = order.config, torch.device("cpu"), Path(order.config.model)
     whole = load_spec(folder)
@@ -117,7 +117,7 @@ class Rank:
     def _load(self, order: Load) -> Capacity:
         if self._runner is not None:
             self._runner.close()
-        place = Place(order.config.split, order.rank)
+        place = RankPlace(order.config.split, order.rank)
         self._reports = place.reports
         self._on_device = order.device
         if order.device:

@@ -27,6 +27,7 @@ from tests.runtime.mesh.test_parallel import (
     compare,
     compare_drafted,
     compare_rows,
+    rare,
     requests,
     serve,
     start,
@@ -45,7 +46,7 @@ def one_rank(tiny_checkpoint: Checkpoint) -> Callable[[str], Served]:
     [
         ("llama_bias", TENSOR, {}),
         ("qwen3", TENSOR, {"deterministic": True}),
-        ("mixtral_window", EXPERTS, {"enforce_eager": True}),
+        rare("mixtral_window", EXPERTS, {"enforce_eager": True}),
         ("qwen3", PIPELINE, {}),
         ("gemma3", BOTH, {}),
         ("qwen2_moe_normed", Split(2, 2, expert=True), {"enforce_eager": True}),
@@ -73,7 +74,7 @@ def test_several_ranks_are_one(
     compare(variant, expected, in_chunks)
 
 
-@pytest.mark.parametrize("split", [TENSOR, PIPELINE, BOTH], ids=str)
+@pytest.mark.parametrize("split", [TENSOR, rare(PIPELINE), BOTH], ids=str)
 def test_drafts_change_no_token(split: Split, processes: Processes, tiny_checkpoint: Checkpoint) -> None:
     """Ranks of the last stage have the sampled tokens before the step ends, and so the drafts that were accepted. Other
     ranks learn of both with the next plan."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config import Place, Split
+from penstock.config import RankPlace, Split
 from penstock.config.split import part
 from penstock.runtime.mesh.mesh import Mesh, MeshError, Traffic
 from tests.ports import free_port
@@ -19,7 +19,7 @@ def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[
     rendezvous, given, meshes = f"127.0.0.1:{free_port()}", [None] * split.world, []
     met = threading.Barrier(split.world, timeout=600.0)
 
-    def be(place: Place) -> None:
+    def be(place: RankPlace) -> None:
         try:
             mesh = Mesh(place, rendezvous, message_bytes=256, **settings)
             meshes.append(mesh)  # keeps every mesh open until all ranks are done
@@ -164,15 +164,15 @@ def test_a_stage_that_takes_nothing(link: str) -> None:
 def test_a_rank_that_never_comes() -> None:
     rendezvous = f"127.0.0.1:{free_port()}"
     with pytest.raises(MeshError, match=r"^rank 0 \(stage 0, tensor rank 0\) did not connect to all of 2 ranks at 127"):
-        Mesh(Place(Split(2), 0), rendezvous, message_bytes=0, start_timeout=1.0)
+        Mesh(RankPlace(Split(2), 0), rendezvous, message_bytes=0, start_timeout=1.0)
 
 
 @pytest.mark.parametrize("rendezvous", ["", "127.0.0.1", "29500", "127.0.0.1:http"])
 def test_an_address_that_is_none(rendezvous: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
-        Mesh(Place(Split(2), 0), rendezvous, message_bytes=0)
+        Mesh(RankPlace(Split(2), 0), rendezvous, message_bytes=0)
 
 
 def test_an_unknown_backend() -> None:
     with pytest.raises(ValueError, match="no backend 'mpi': use gloo"):
-        Mesh(Place(Split(2), 0), "127.0.0.1:1", message_bytes=0, backend="mpi")
+        Mesh(RankPlace(Split(2), 0), "127.0.0.1:1", message_bytes=0, backend="mpi")

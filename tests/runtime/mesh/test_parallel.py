@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.config import EngineConfig, Place, Split
+from penstock.config import EngineConfig, RankPlace, Split
 from penstock.families import load_spec, shard
 from penstock.families.traffic import step_traffic
 from penstock.kernels import Needs, detect_platform, select_kernels
@@ -121,6 +121,11 @@ def one_rank(tiny_checkpoint: Checkpoint) -> Callable[[str], Served]:
     return cache(lambda variant: serve(make_runner(tiny_checkpoint(variant)), requests()))
 
 
+def rare(*values: Any) -> Any:
+    """A case that `make test-all` runs: others have the same split, and others the same kinds of layers."""
+    return pytest.param(*values, marks=pytest.mark.rare)
+
+
 TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2, 1, expert=True)
 
 
@@ -128,24 +133,24 @@ TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2
     ("variant", "split", "kernels", "link"),
     [
         ("llama_bias", TENSOR, "native", "memory"),
-        ("llama2", TENSOR, "torch", "gloo"),
+        rare("llama2", TENSOR, "torch", "gloo"),
         ("llama2", PIPELINE, "native", "gloo"),
-        ("llama2", BOTH, "native", "gloo"),
+        rare("llama2", BOTH, "native", "gloo"),
         ("qwen3", TENSOR, "native", "gloo"),
         ("qwen3", PIPELINE, "native", "memory"),  # the head is tied, and a copy on the last stage
-        ("qwen3", BOTH, "native", "gloo"),
-        ("gemma3", TENSOR, "native", "gloo"),
+        rare("qwen3", BOTH, "native", "gloo"),
+        rare("gemma3", TENSOR, "native", "gloo"),
         ("gemma3", PIPELINE, "native", "gloo"),  # the first stage has none of a KV group's layers
         ("gemma3", BOTH, "native", "memory"),
         ("qwen2_moe", TENSOR, "native", "gloo"),  # a shared expert
-        ("qwen3_moe", PIPELINE, "torch", "memory"),
+        rare("qwen3_moe", PIPELINE, "torch", "memory"),
         ("qwen2_moe_normed", EXPERTS, "native", "gloo"),  # experts of both ranks, and half a shared one
         ("mixtral_window", EXPERTS, "torch", "memory"),
         ("mixtral_window", Split(2, 2, expert=True), "native", "memory"),
         ("deepseek_v3", TENSOR, "native", "memory"),  # latents on both ranks, heads divided
-        pytest.param("deepseek_v3", PIPELINE, "native", "gloo", marks=pytest.mark.rare),
-        pytest.param("gpt_oss", TENSOR, "native", "memory", marks=pytest.mark.rare),  # sinks are divided
-        pytest.param("gemma4_separate", TENSOR, "native", "gloo", marks=pytest.mark.rare),  # two kinds of pages
+        rare("deepseek_v3", PIPELINE, "native", "gloo"),
+        rare("gpt_oss", TENSOR, "native", "memory"),  # sinks are divided
+        rare("gemma4_separate", TENSOR, "native", "gloo"),  # two kinds of pages
     ],
     ids=str,
 )
@@ -183,10 +188,10 @@ def test_several_ranks_are_one(
     ("variant", "split"),
     [
         ("qwen3", TENSOR),
-        ("gemma3", TENSOR),
+        rare("gemma3", TENSOR),
         ("qwen2_moe_normed", EXPERTS),
         ("qwen3", PIPELINE),
-        ("gemma3", PIPELINE),
+        rare("gemma3", PIPELINE),
         ("qwen3", BOTH),
     ],
     ids=str,
@@ -263,7 +268,7 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
 class NextStage:
     """Replaces a mesh: drops what is sent."""
 
-    place = Place(PIPELINE, 0)
+    place = RankPlace(PIPELINE, 0)
     broadcasts_tokens = False
 
     def send(self, x: Tensor) -> None:

@@ -23,7 +23,7 @@ from penstock.bench.workload import Case, LengthRange, WorkloadRequest, mixed, p
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.options import Flags
 from penstock.cli.output import cell, show_table, write_json
-from penstock.cli.top.scrape import no_answer
+from penstock.cli.top.scrape import NoServer, no_answer
 from penstock.config.texts import checked_flag
 from penstock.observe.reporting import reporting
 from penstock.prepare.engine import own_engine
@@ -183,25 +183,23 @@ async def _load_server(
     slo: Slo | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Returns the figures, and the first five different errors. Raises ValueError if the server lists no models."""
+    """Returns the figures, and the first five different errors. Raises NoServer if the server lists no models."""
     try:
         name = model or await first_model(url, api_key)
     except aiohttp.ClientSSLError as error:
         inner = getattr(error, "certificate_error", None) or error.os_error
-        raise ValueError(f"--url {no_answer(url, inner)}") from None
+        raise NoServer(f"--url {no_answer(url, inner)}") from None
     except aiohttp.ClientConnectorError as error:
         code, text = error.os_error.errno, error.os_error.strerror
         why = os.strerror(code) if code and code > 0 else text  # below 0: of getaddrinfo
-        raise ValueError(f"--url {url} does not answer ({why}): is a server running there?") from None
+        raise NoServer(f"--url {url} does not answer ({why}): is a server running there?") from None
     except aiohttp.ClientResponseError as error:
-        raise ValueError(f"--url {url} does not list its models: {_explain(error)}") from None
+        raise NoServer(f"--url {url} does not list its models: {_explain(error)}") from None
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
         if url.startswith("http:") and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-            raise ValueError(
-                f"--url {url} closes connections: write https:// if the server has a certificate"
-            ) from None
+            raise NoServer(f"--url {url} closes connections: write https:// if the server has a certificate") from None
         why = f"{type(error).__name__}: {error}"  # many of aiohttp's messages make no sense without the type
-        raise ValueError(f"--url {url} does not list its models ({why}): is a server running there?") from None
+        raise NoServer(f"--url {url} does not list its models ({why}): is a server running there?") from None
     lines, elapsed = await run_load(url, name, items, concurrency=concurrency, api_key=api_key, say=say)
     errors = sorted({line.error for line in lines if line.error})
     return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": errors[:5]}

@@ -52,6 +52,7 @@ class QualityOptions:
     dense: bool  # also score the model without quantisation
     tokens_in: str | None
     tokens_out: str | None
+    against: str | None = None  # a model to compare with, in place of the figures of one model
 
 
 def quality(model: str | None, options: QualityOptions, json_file: str | None, flags: Flags) -> None:
@@ -64,6 +65,9 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
     found = find_model(model, flags)
     prepared = [prepare_found(with_sizes(found, sizes))]
     tokenizer = Tokenizer.load(found.path)
+    if options.against is not None:
+        _compare(found, prepared[0], options, given, sizes, json_file)
+        return
     with reporting("cutting the text into windows"):
         windows = given or _text_windows(tokenizer, options)
     _check_vocabulary(windows, found)
@@ -77,6 +81,33 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
     title = f"{name}: {rows[0]['tokens']:,} tokens of {text}, in windows of {longest}"
     show_table(title, COLUMNS, [_for_people(row) for row in rows])
     write_json(json_file, {"model": name, "text": text, "window_tokens": longest, "results": rows})
+
+
+def _compare(
+    found: FoundModel,
+    prepared: PreparedModel,
+    options: QualityOptions,
+    given: list[Window],
+    sizes: BenchSizes,
+    json_file: str | None,
+) -> None:
+    """Compares the model with that of --against, on the given windows or text, or on four classes of text."""
+    from penstock.cli.bench.against import check_pair, compare  # imports torch
+    from penstock.cli.models.quantize import CHECKED, class_windows
+
+    other = find_model(options.against, {})
+    check_pair(found, other)
+    tokenizer, length = Tokenizer.load(found.path), options.window_tokens or WINDOW_TOKENS
+    if given:
+        windows = {"given tokens": given}
+    elif options.text is not None:
+        windows = {options.text: _text_windows(tokenizer, options)}
+    else:
+        windows = class_windows(tokenizer, length, options.windows or CHECKED)
+    every = [window for each in windows.values() for window in each]
+    _check_vocabulary(every, found)
+    write_file("--tokens-out", options.tokens_out, windows_json(every))
+    compare(prepared, prepare_found(with_sizes(other, sizes)), windows, json_file)
 
 
 def _given_windows(options: QualityOptions) -> list[Window]:

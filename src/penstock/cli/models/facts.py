@@ -1,12 +1,15 @@
 """Reads what a model's headers say: its format, its sizes and the types of its tensors. Reads no weights."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from penstock.families import load_spec
+from penstock.config.weights import GGUF_FORMATS, WeightFormat
+from penstock.families import ModelSpec, load_spec
+from penstock.families.checkpoint.scheme import file_bytes
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.rope_config import context_length
 from penstock.gguf import GgufFile, is_gguf, read_gguf
@@ -62,11 +65,28 @@ class LocalModelFacts:
         return sorted((TypeRow(name, *row) for name, row in rows.items()), key=lambda row: -row.bytes)
 
     @cached_property
+    def formats(self) -> Mapping[str, WeightFormat]:
+        """The formats that hold quantised matrices in a CPU's memory, by the types of their tensors."""
+        if self.gguf is not None:
+            return GGUF_FORMATS
+        parameters = () if self._quantized is None else self._quantized.parameters
+        return {fmt.name: fmt for parameter in parameters for fmt in parameter.stored if fmt is not None}
+
+    @cached_property
+    def _quantized(self) -> ModelSpec | None:
+        """The spec of a folder whose matrices are quantised, if they can be served."""
+        with suppress(UnsupportedModel, ValueError):
+            spec = load_spec(self.path)
+            return spec if spec.scheme is not None else None
+        return None
+
+    @cached_property
     def _tensors(self) -> list[tuple[Path, str, tuple[int, ...], int]]:
         """(file, type, shape, bytes) of each tensor."""
         if self.gguf is not None:
             return [(one.path, one.type.name, one.shape, one.size) for one in self.gguf.tensors.values()]
-        return [(one.path, one.dtype, one.shape, one.size) for one in stored_tensors(self.path).values()]
+        tensors = stored_tensors(self.path, self._quantized).values()
+        return [(one.path, one.dtype, one.shape, file_bytes(one)) for one in tensors]
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.cli.models.facts import LocalModelFacts, TypeRow
 from penstock.cli.models.table import count_text, print_table, printable
 from penstock.config import format_bytes
-from penstock.config.weights import GGUF_FORMATS
+from penstock.config.weights import WeightFormat
 from penstock.families import ModelSpec, UnsupportedModel, load_generation_defaults, load_spec
 from penstock.text import TokenizerError, chat_template_sources
 from penstock.weights.hub import locate_model
@@ -65,7 +65,7 @@ def _figures(name: str, facts: LocalModelFacts) -> dict[str, Any]:
         "checked_files": _checked_files(facts.path),
         "sampling": {**(packaged.generation if packaged else {}), **load_generation_defaults(facts.path)},
         "chat_templates": _templates(facts.path),
-        "types": [_type(row) for row in facts.types],
+        "types": [_type(row, facts.formats.get(row.type)) for row in facts.types],
     }
 
 
@@ -112,8 +112,7 @@ def _licence(facts: LocalModelFacts) -> str | None:
     return match[1].strip()
 
 
-def _type(row: TypeRow) -> dict[str, Any]:
-    kept = GGUF_FORMATS.get(row.type)
+def _type(row: TypeRow, kept: WeightFormat | None) -> dict[str, Any]:
     return {
         "type": row.type,
         "tensors": row.tensors,

@@ -12,9 +12,10 @@ _BEFORE = """# Supported models
 `penstock models --markdown` prints this page.
 
 Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16,
-float16 or [FP8](quantization.md#fp8-checkpoints), and gpt-oss' in MXFP4. If a GGUF architecture is named, GGUF files
-are served too. Every model that gives text is served with continuous batching and chunked prompts.
-[Embeddings](embeddings.md#models) has what the models that give vectors need.
+float16, as GPTQ, AWQ, compressed-tensors, ModelOpt and bitsandbytes [quantise](quantization.md#quantised-checkpoints)
+them, or in FP8, and gpt-oss' in MXFP4. If a GGUF architecture is named, GGUF files are served too. Every model that
+gives text is served with continuous batching and chunked prompts. [Embeddings](embeddings.md#models) has what the
+models that give vectors need.
 """
 _AFTER = """
 - **Ranks**: what can divide the model: `--tensor-parallel-size` by sizes that it divides, `--pipeline-parallel-size`,

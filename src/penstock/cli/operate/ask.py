@@ -23,7 +23,8 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def ask(url: str, path: str, admin_key: str | None, query: str = "") -> None:
-    """Prints the server's answer to a POST. Exits with status 1 if the server refuses or fails. Raises ValueError."""
+    """Prints the server's answer to a POST. Exits with status 1 if the server refuses or fails. Raises ValueError and
+    NoServer."""
     address, key = server_url(url), checked_flag("--admin-key", admin_key)
     doing, done = _WORDS[path]
     request = urllib.request.Request(f"{address}{path}{query}", data=b"")

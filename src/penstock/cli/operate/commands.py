@@ -23,6 +23,11 @@ def add_operate_commands(app: typer.Typer) -> None:
         help="End the engine of a running server, to give its memory back. The next request starts it again.",
     )(_sleep)
     app.command("wake", help="Start the engine of a server that is asleep.")(_wake)
+    app.command(
+        "repository",
+        short_help="Show, load or unload the models of a running server.",
+        help="Show the models of a running server's repository. With load or unload and a NAME, change what is loaded.",
+    )(_repository)
 
 
 def _reload(
@@ -49,3 +54,26 @@ def _wake(url: Annotated[str, URL] = DEFAULT, *, admin_key: Annotated[str | None
     from penstock.cli.operate.ask import ask
 
     ask(url, "/wake_up", admin_key)
+
+
+def _repository(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="status, load or unload.")] = "status",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The model to load or unload.")] = None,
+    *,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server's address.")] = DEFAULT,
+    dependents: Annotated[bool, typer.Option("--dependents", help="Also unload the members of an ensemble.")] = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key or API key.")
+    ] = None,
+) -> None:
+    from penstock.cli.operate.repository import RepositoryServer
+
+    if what not in ("status", "load", "unload"):
+        raise ValueError(f"penstock repository {what}: give status, load or unload")
+    if (name is None) != (what == "status"):
+        raise ValueError(f"penstock repository {what} takes {'no name' if what == 'status' else 'the name of a model'}")
+    server = RepositoryServer(url, key)
+    if name is None:
+        server.show()
+    else:
+        server.change(name, what, dependents=dependents)

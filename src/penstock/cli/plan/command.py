@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.memory_table import memory_table
+from penstock.cli.models.facts import LocalModelFacts
 from penstock.cli.options import Flags
 from penstock.cli.output import write_file
 from penstock.cli.plan.bandwidth import read_bandwidth
@@ -19,9 +19,8 @@ from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, 
 from penstock.config import DoesNotFit, Hardware, ModelFacts, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
-from penstock.config.weights import GGUF_FORMATS, weights_bytes
+from penstock.config.weights import weights_bytes
 from penstock.families import model_facts
-from penstock.gguf import GgufFile, is_gguf, read_gguf
 from penstock.prepare.checks import check_start
 from penstock.prepare.device import detect_device
 from penstock.prepare.files import check_file
@@ -48,16 +47,17 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
             f"{resolved.engine.split} takes {len(resolved.ranks)} ranks, but {devices.name} has {devices.count}: set "
             "--hardware with more devices, or fewer ranks"
         )
-    file = read_gguf(found.path) if is_gguf(found.path) else None
+    types = _types(found)
     splits = fitting_splits(found, machine, devices, resolved)
     _show_settings(console, resolved)
-    _show(console, found, resolved, file)  # after the long table, so that a terminal still shows it at the end
+    _show(console, found, resolved, types)  # after the long table, so that a terminal still shows it at the end
     show_choices(console, options, devices)
     show_splits(console, splits, devices)
     if json_file is not None:
         figures = _as_json(found, resolved, splits, options, devices)
-        if file is not None:
-            figures |= {"types": _types(file), "weights_in_memory": _memory_of_weights(found, resolved)}
+        if types is not None:
+            rows = [vars(row) for row in types.types]
+            figures |= {"types": rows, "weights_in_memory": _memory_of_weights(found, resolved)}
         write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
@@ -86,7 +86,7 @@ def _has_only_config(path: Path) -> bool:
     return path.parent.name == "snapshots" and not any(path.glob("*.safetensors"))
 
 
-def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFile | None) -> None:
+def _show(console: Console, found: FoundModel, resolved: Resolved, types: LocalModelFacts | None) -> None:
     facts = model_facts(found.spec)
     console.print(
         f"{resolved.engine.name}: {facts.family}, {facts.num_parameters / 1e6:,.1f} M parameters, "
@@ -106,8 +106,8 @@ def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFil
             "one rank on a CPU.",
             markup=False,
         )
-    if file is not None:
-        _show_types(console, file, _memory_of_weights(found, resolved))
+    if types is not None:
+        _show_types(console, types, _memory_of_weights(found, resolved))
     console.print(memory_table(resolved))
 
 
@@ -144,33 +144,26 @@ def _memory_of_weights(found: FoundModel, resolved: Resolved) -> int:
     return weights_bytes(facts, resolved.engine)
 
 
-def _show_types(console: Console, file: GgufFile, memory: int) -> None:
-    """Prints the types of a file's tensors. `memory`: bytes of all weights in memory."""
-    table = Table(title=f"Types in {file.path.name}", title_justify="left")
+def _types(found: FoundModel) -> LocalModelFacts | None:
+    """The types of tensors, if the model's matrices are quantised and its files are here."""
+    here = found.path.is_file() or any(found.path.glob("*.safetensors"))
+    return LocalModelFacts(found.path) if here and found.spec.scheme is not None else None
+
+
+def _show_types(console: Console, facts: LocalModelFacts, memory: int) -> None:
+    """Prints the types of a model's tensors. `memory`: bytes of all weights in memory."""
+    table = Table(title=f"Types in {facts.path.name}", title_justify="left")
     for heading in ("type", "tensors", "size", "bits per weight", "in a CPU's memory"):
         table.add_column(heading, justify="left" if heading == "type" else "right")
-    for row in _types(file):
-        bits = 8 * row["bytes"] / row["weights"]
-        kept = GGUF_FORMATS.get(row["type"])
-        held = f"{kept.bits_per_weight:.4g} bits ({kept.bits_per_weight / bits:.2f}×)" if kept else "as --dtype"
-        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}", held)
+    for row in facts.types:
+        kept = facts.formats.get(row.type)
+        held = f"{kept.bits_per_weight:.4g} bits ({kept.bits_per_weight / row.bits:.2f}×)" if kept else "as --dtype"
+        table.add_row(row.type, f"{row.tensors:,}", format_bytes(row.bytes), f"{row.bits:.4g}", held)
     console.print(table)
-    size = sum(tensor.size for tensor in file.tensors.values())
+    size = sum(row.bytes for row in facts.types)
     console.print(
         f"All weights: {format_bytes(size)} in the file, {format_bytes(memory)} in memory ({memory / size:.2f}×)"
     )
-
-
-def _types(file: GgufFile) -> list[dict[str, Any]]:
-    """Returns the number of tensors, weights and bytes of each type, the largest first."""
-    rows: dict[str, dict[str, Any]] = {}
-    for tensor in file.tensors.values():
-        name = tensor.type.name
-        row = rows.setdefault(name, {"type": name, "tensors": 0, "weights": 0, "bytes": 0})
-        row["tensors"] += 1
-        row["weights"] += prod(tensor.shape)
-        row["bytes"] += tensor.size
-    return sorted(rows.values(), key=lambda row: -int(row["bytes"]))
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Answers requests in this process, with an engine that is ready."""
 
 import asyncio
+import contextlib
 import gc
 import socket
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Callable
 
 from penstock.cli.serving.processors import off_the_loop
 from penstock.config import ServerConfig
-from penstock.frontend import ModelRegistry, RequestLimits, Serving, create_app
+from penstock.frontend import ModelRegistry, RequestLimits, create_app
 from penstock.frontend import serve as serve_http
 from penstock.frontend.siblings import Siblings
 from penstock.observe.metrics import Metrics
@@ -24,23 +25,23 @@ class Answering:
 
     def __init__(
         self,
-        serving: Serving,
+        models: ModelRegistry,
         server: ServerConfig,
         metrics: Metrics,
         grpc: tuple[str, int] | None,
         siblings: Siblings | None = None,
     ) -> None:
-        """`metrics` has the series of the model, `grpc` is the address of the gRPC service."""
+        """`metrics` has the series of the models, `grpc` is the address of the gRPC service."""
         limits = RequestLimits.of(server)
-        self._serving, self._delay = serving, server.shutdown_delay
+        self._models, self._delay = models, server.shutdown_delay
         self._tracer = Tracer(server.otlp_endpoint, __version__) if server.otlp_endpoint else None
         store = None
         if server.manage_models:
             from penstock.cli.models.store import LocalStore
 
-            store = LocalStore(serving.paths)
+            store = LocalStore(lambda: [path for serving in models.all for path in serving.paths()])
         limits = limits if siblings is None else limits.share(server.api_processes)
-        self.app = create_app(ModelRegistry(serving), server, metrics, limits, self._tracer, store, siblings)
+        self.app = create_app(models, server, metrics, limits, self._tracer, store, siblings)
         self.tls = check_tls(server)
         if (tls := self.tls) is not None:
             metrics.certificate_end = lambda: tls.certificate.not_after
@@ -66,7 +67,9 @@ class Answering:
             ready()
 
         sys.setswitchinterval(SWITCH_SECONDS)
-        with off_the_loop(self._serving.versions):
+        with contextlib.ExitStack() as kept:
+            for serving in self._models.all[:1]:  # with a repository there may be none, and others later
+                kept.enter_context(off_the_loop(serving.versions))
             try:
                 await serve_http(
                     self.app,

@@ -26,6 +26,7 @@ from penstock.engine.shared.hub_link import HubLink
 from penstock.engine.shared.orders import SupervisorLink
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.loading import answering_early
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError
@@ -63,6 +64,7 @@ class Neighbours:
     def __init__(self, supervisor: SupervisorLink, start: ApiStart, lock: int) -> None:
         self._supervisor = supervisor
         self.first, self.fresh, self.storage_lock = not start.number, start.fresh, lock
+        self.number, self.ask, self.notify = start.number, supervisor.ask, supervisor.notify
 
     def run_batches(self) -> None:
         self._supervisor.notify("run_batches")
@@ -191,12 +193,14 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
     server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
     serving = Serving(served, metrics, server.drain_timeout)
-    answering = Answering(serving, server, metrics, start.grpc, neighbours)
+    answering = Answering(ModelRegistry(serving), server, metrics, start.grpc, neighbours)
     background, tls = answering.app.background, answering.tls
     follower = Follower(serving, mux, supervisor)
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
     orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
+    if (office := answering.app.office) is not None:
+        orders["refuse"] = lambda refuses: office.records.refuse(refuses == "1")
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:

@@ -3,10 +3,10 @@
 import logging
 import socket
 import time
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from penstock.cli.address import url_of
+from penstock.config import format_bytes
 from penstock.families import load_end_tokens
 from penstock.version import __version__
 
@@ -29,15 +29,18 @@ def log_start(
 ) -> None:
     """Logs what was started, when it answers requests."""
     resolved = prepared.resolved
-    for line in _contents(resolved, info):
+    for line in _contents(prepared, info):
         log.info(line)
+    if prepared.hardware.promised:
+        left = format_bytes(prepared.hardware.promised)
+        log.info("other servers on this machine may still take %s: this one is sized for the rest", left)
     ranks, cores = resolved.engine.split.world, prepared.hardware.cores
     if ranks > cores and resolved.engine.device == "cpu" and resolved.engine.distributed_executor != "ray":
         log.warning("%d ranks share %d cores and wait for each other: fewer ranks are faster", ranks, cores)
     if prepared.generation:
         values = ", ".join(f"{name} {value:g}" for name, value in prepared.generation.items())
         log.info(
-            "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
+            "unless a request says otherwise: %s (the model recommends it; --generation-config none turns it off)",
             values,
         )
     if prepared.spec.pooling is None:
@@ -52,21 +55,18 @@ def log_start(
 
 
 def show_memory(resolved: "Resolved") -> None:
-    """Shows the memory table, or logs its rows as one object."""
-    if resolved.server.log_format == "text":
-        from rich.console import Console
-
-        from penstock.cli.memory_table import memory_table
-        from penstock.observe.stderr import complain
-
-        text, stderr = StringIO(), Console(stderr=True)
-        console = Console(file=text, width=stderr.width, force_terminal=stderr.is_terminal)
-        console.print(memory_table(resolved, f"Memory for {resolved.engine.name}"))
-        complain(text.getvalue().removesuffix("\n"))  # a server starts even if its log cannot be written
-    else:
-        sizes = {row.name: row.bytes for row in resolved.memory.rows}
-        fields = {"model": resolved.engine.name, "bytes": sizes}
-        log.info("memory", extra={"fields": fields})
+    """Logs what the server takes of the memory, in one line or, as JSON, row by row."""
+    sizes = {row.name: row.bytes for row in resolved.memory.rows}
+    if resolved.server.log_format != "text":
+        log.info("memory", extra={"fields": {"model": resolved.engine.name, "bytes": sizes}})
+        return
+    cache, free = sizes["KV cache"], sizes["free"]
+    where = " of each rank" if len(resolved.ranks) > 1 else ""
+    parts = f"{format_bytes(sum(sizes.values()) - cache - free)} for the model"
+    if cache:
+        taken = ", taken as it is used" if resolved.engine.device == "cpu" else ""
+        parts += f" and up to {format_bytes(cache)} for conversations (the KV cache{taken})"
+    log.info("memory%s: %s; penstock plan shows more", where, parts)
 
 
 def show_end(resolved: "Resolved", error: Exception) -> None:
@@ -79,16 +79,19 @@ def show_end(resolved: "Resolved", error: Exception) -> None:
         log.error("%s", error)
 
 
-def _contents(resolved: "Resolved", info: "EngineInfo") -> list[str]:
+def _contents(prepared: "PreparedModel", info: "EngineInfo") -> list[str]:
     """Returns lines about what was started and what it can hold."""
+    resolved = prepared.resolved
     required = resolved.server.api_key or resolved.server.api_key_file
     key = "clients must send the API key" if required else "no API key is required"
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
-    return [
-        f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}",
-        f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; at most {info.max_model_len:,} "
-        f"in a request, {info.max_num_seqs} sequences at a time",
-    ]
+    holds = (
+        f"room for {tokens:,} tokens of prompts and answers; at most {info.max_model_len:,} in a request, and "
+        f"{info.max_num_seqs} answers at a time"
+    )
+    if prepared.spec.pooling is not None:
+        holds = f"texts of at most {info.max_model_len:,} tokens, {info.max_num_seqs} at a time"
+    return [f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}", holds]
 
 
 def _end_tokens(prepared: "PreparedModel") -> str:

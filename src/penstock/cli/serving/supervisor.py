@@ -29,6 +29,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.pages.server import load_of
 from penstock.frontend.storage.database import storage_folder
 from penstock.frontend.storage.room import StorageRoom
+from penstock.frontend.tenants.start import SharedOffice
 from penstock.frontend.versions.reloads import Reloads, Start
 from penstock.messages import ControlAnswer, ControlMessage, EngineError, Sleep
 from penstock.observe.costs import CostModel
@@ -74,6 +75,8 @@ class Supervisor:
         self._queues: dict[str, dict[str, int]] = {}  # for each model, what the processes' queues have refused
         self._stopping = False
         self._scraping = asyncio.Lock()
+        self._tenants = SharedOffice(self._server) if self._server.tenants else None
+        self._refusing = False  # what the processes know of `_refuse`
 
     def kill(self) -> None:
         """Ends all processes at once."""
@@ -127,6 +130,8 @@ class Supervisor:
             self.kill()
             failures = [result for result in await asyncio.gather(*keeping, return_exceptions=True) if result]
             await self._reloads.close()
+            if self._tenants is not None:
+                await asyncio.to_thread(self._tenants.records.close)
             failure = versions.model.client.failure
             await versions.versions.close()
         if failure:
@@ -146,6 +151,8 @@ class Supervisor:
             finally:
                 watching.cancel()
             counts, seconds = slot.ended()
+            if self._tenants is not None:
+                self._tenants.quotas.ended(slot.number)
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
             if self._stopping or self._versions.model.client.failure:
                 return
@@ -207,24 +214,39 @@ class Supervisor:
         match command:
             case "ready":
                 slot.answers()
+                self._refusing = False
+                self._refuse()
             case "run_batches":
                 self._versions.order("run_batches")
             case "metrics":
                 await self._count()
                 body, content_type = await asyncio.to_thread(self._metrics.scrape(argument))
                 return f"{content_type}\n{body.decode()}"
+            case "quota" if self._tenants is not None:
+                return self._tenants.quotas.answer(argument)
+            case "record" if self._tenants is not None:
+                self._tenants.records.take(argument)
+                self._refuse()
             case "load":
                 await self._count()
                 return load_of(self._versions.versions.series[0].of_model).decode()
             case "reply":
                 slot.reply(argument)
             case "reload":
+                self._versions.order("read_keys")
                 try:
                     reply = ReloadReply(await self._reloads.reload(drain_first=argument == "drain_first"))
                 except APIError as error:
                     reply = ReloadReply(error.message, error.status, error.code)
                 return msgspec.json.encode(reply).decode()
         return ""
+
+    def _refuse(self) -> None:
+        """Orders the processes to refuse requests while the audit log must be written and cannot be."""
+        refusing = self._tenants is not None and self._tenants.records.refuses
+        if refusing != self._refusing:
+            self._refusing = refusing
+            self._versions.order(f"refuse {int(refusing)}")
 
     async def _operate(self, hub: Hub, message: ControlMessage) -> ControlAnswer:
         """Executes an operator's message for an engine. Raises ValueError or EngineError."""

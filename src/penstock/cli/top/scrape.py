@@ -17,7 +17,7 @@ _OURS = ("penstock_", "process_")
 Labels = tuple[tuple[str, str], ...]
 
 
-class NoServer(ValueError):
+class NoServer(OSError):
     """No Penstock server answers there. The message is one line that says what to change."""
 
 

@@ -43,6 +43,8 @@ def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "
         parts.append(Text(one_line(trouble, 200), style="bold red"))
     for model in now.models:
         parts += [Text(), *_model(model, now, before)]
+    if "penstock_replica_requests_open" in now.samples:
+        parts += [Text(), _replicas(now)]
     parts += [Text(), Text(_server(now))]
     return Group(*parts)
 
@@ -79,6 +81,31 @@ def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableTy
     for name, text in _ROWS:
         table.add_row(name, _NONE if last is None else text(last), text(whole))
     return [state, batch, cache, Text(), table]
+
+
+def _replicas(now: Scrape) -> "RenderableType":
+    """The engines of a fleet."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("engine", "status", "requests", "running", "waiting", "KV cache", "expected in cache", "moved"):
+        table.add_column(name)
+    for labels in now.samples["penstock_replica_requests_open"]:
+        name = dict(labels)["replica"]
+        statuses = now.samples.get("penstock_replica_status", {})
+        here = {dict(own)["status"] for own, value in statuses.items() if value and dict(own)["replica"] == name}
+
+        def value(series: str, replica: str = name) -> float:
+            return now.value(f"penstock_replica_{series}", replica=replica) or 0.0
+
+        tokens = value("prompt_tokens_total")
+        hits = value("expected_cached_tokens_total") / tokens if tokens else None
+        counts = (f"{value(f'requests_{kind}'):.0f}" for kind in ("open", "running", "waiting"))
+        rest = (f"{value('kv_cache_usage'):.1%}", _share(hits), f"{value('requests_moved_total'):.0f}")
+        table.add_row(one_line(name, 40), *here, *counts, *rest)
+    held = now.value("penstock_fleet_requests_held") or 0.0
+    table.caption = f"{held:.0f} requests wait for an engine" if held else None
+    return table
 
 
 def _heading(url: str, now: Scrape) -> str:

@@ -12,6 +12,8 @@ from penstock.cli.output import write_json
 from penstock.cli.verify.answers import QUESTIONS, WINDOWS, ModelAnswer, check_answers
 from penstock.cli.verify.finding import Finding
 from penstock.cli.verify.text_checks import check_text
+from penstock.config import format_bytes, stored_as
+from penstock.config.weights import weights_bytes
 from penstock.observe.reporting import reporting
 from penstock.prepare.engine import own_engine
 from penstock.prepare.files import check_file
@@ -26,7 +28,7 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
     check_file("--json", json_file)
     prepared = prepare(model, flags)
     tokenizer = Tokenizer.load(prepared.path)
-    findings = check_text(tokenizer, prepared.facts.eos_token_ids, prepared.facts.vocab_size)
+    findings = [_weights(prepared), *check_text(tokenizer, prepared.facts.eos_token_ids, prepared.facts.vocab_size)]
     more, answers = asyncio.run(_with_engine(prepared, tokenizer))
     findings += more
     name = prepared.resolved.engine.name
@@ -34,6 +36,15 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
     figures = {"model": name, "findings": findings, "answers": answers}
     write_json(json_file, msgspec.to_builtins(figures))
     return int(any(finding.status == "problem" for finding in findings))
+
+
+def _weights(prepared: PreparedModel) -> Finding:
+    """What the weights are in memory."""
+    facts, engine = prepared.facts, prepared.resolved.engine
+    size = weights_bytes(facts, engine)
+    kept = stored_as(engine, facts.isa, [matrix.stored for matrix in facts.matrices if not matrix.router])
+    bits = 8 * size / facts.num_parameters
+    return Finding("weights", "ok", f"{kept}; {format_bytes(size)} in memory, {bits:.3g} bits a weight")
 
 
 async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[ModelAnswer]]:

@@ -17,6 +17,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0  # alike, for a rank each
     capability: str = ""  # of the GPU: "9.0"; "": not known
     shared: bool = True  # whether all ranks of a model share it; if not, each has as much
+    promised: int = 0  # bytes that other servers may still take; they do not count as available
 
 
 def has_capability(capability: str, least: tuple[int, int]) -> bool:

@@ -1,7 +1,7 @@
-"""Several connections over one socket pair: a frame begins with the number of its channel."""
+"""Several connections over one socket: a frame begins with the number of its channel."""
 
-import socket
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from penstock.engine.link.connection import Connection
 
@@ -41,11 +41,26 @@ class MuxChannel:
             self._mux.forget(self._number)
 
 
-class Mux:
-    """One end of a socket pair, on this process's event loop."""
+class FrameConnection(Protocol):
+    """One end of a connection that carries frames."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._connection = Connection(end, self._take, self._lost, self._drained)
+    @property
+    def behind(self) -> bool: ...
+    def send(self, frame: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+E = TypeVar("E")
+# Begins to read an end: the functions get each frame, its loss, and when what waited has left.
+Attach = Callable[[E, Callable[[bytes], None], Callable[[], None], Callable[[], None]], FrameConnection]
+
+
+class Mux:
+    """One end of a connection, on this process's event loop."""
+
+    def __init__(self, end: E, attach: Attach[E] = Connection) -> None:  # type: ignore[assignment]
+        """`end` is a socket, or what `attach` takes."""
+        self._connection = attach(end, self._take, self._lost, self._drained)
         self._channels: dict[int, MuxChannel] = {}
 
     def open(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.messages import (
+    BlockChanges,
     ControlAnswer,
     ControlMessage,
     DeadlineExceeded,
@@ -154,6 +155,7 @@ class Step(msgspec.Struct, tag=True, omit_defaults=True):
     aborted: list[str] = []
     replies: list[ControlReply] = []
     begun: list[str] = []  # requests that the next step computes for the first time
+    blocks: list[BlockChanges] = []  # of the prefix cache, after `WatchBlocks`
 
 
 class SharedState(msgspec.Struct, frozen=True, tag=True):
@@ -182,6 +184,8 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = Ready | Ended | Step | SharedState | Order | Offer
+
+LINK_VERSION = 1  # of these messages between machines. Another one for a change that an older program cannot read.
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.config import EngineConfig, Place, size_ranks
+from penstock.config import EngineConfig, RankPlace, size_ranks
 from penstock.config.split import part
 from penstock.families import ModelSpec, load_spec, rank_facts
 from penstock.families.shard import stage_layers
@@ -28,7 +28,7 @@ def size_model(config: EngineConfig, available: Sequence[int]) -> RankSizes:
     return RankSizes(num_blocks, tuple(_part(spec, place) for place in config.split.places))
 
 
-def _part(spec: ModelSpec, place: Place) -> str:
+def _part(spec: ModelSpec, place: RankPlace) -> str:
     """'layers 0 to 13 of 28, heads 8 to 15 of 16, experts 4 to 7 of 8'."""
     split = place.split
     parts = {"layers": (stage_layers(len(spec.layers), split.pipeline, place.stage), len(spec.layers))}

@@ -20,7 +20,7 @@ from types import FrameType
 import msgspec
 import zmq
 
-from penstock.config import Place, detect_hardware
+from penstock.config import RankPlace, detect_hardware
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr, remove_socket
 from penstock.engine.error_text import error_text, is_for_user
 from penstock.engine.grammars import EngineGrammars
@@ -127,7 +127,7 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
     pulse.doing = "loading"
     runner = load(start)
     tell(Loaded(runner.capacity))
-    reports = Place(start.config.split, start.rank).reports
+    reports = RankPlace(start.config.split, start.rank).reports
     outstanding: deque[int] = deque()
     while True:
         if not outstanding or (len(outstanding) < runner.max_outstanding and order_comes(runner, orders, pulse)):
@@ -224,7 +224,7 @@ def load_rank(start: Start) -> RankRunner:
     from penstock.runtime.loading.cpu import load_cpu_runner  # not above: it imports torch
     from penstock.runtime.loading.gpu import load_gpu_runner
 
-    config, place = start.config, Place(start.config.split, start.rank)
+    config, place = start.config, RankPlace(start.config.split, start.rank)
     if config.device == "cpu":
         runner = load_cpu_runner(config, place, start.rendezvous, start.num_blocks)
     else:

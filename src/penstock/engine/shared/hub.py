@@ -1,12 +1,14 @@
-"""Shares one engine among API processes, in the process that starts them and the engine.
+"""Shares one engine among API processes, in the process that starts them and the engine, or among the fronts of a
+fleet, in the process of `penstock engine`.
 
-An API process speaks to the hub over a socket pair, as to an engine. So this process alone keeps track of which engine
-runs, which requests a new engine must get, and how many requests wait.
+They speak to the hub over a socket, as to an engine. So this process alone keeps track of which engine runs, which
+requests a new engine must get, and how many requests wait.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -29,8 +31,19 @@ from penstock.engine.link.wire import (
     encode,
 )
 from penstock.engine.shared.orders import answered
-from penstock.messages import ControlAnswer, ControlMessage, EngineError, EngineStats, GenerateRequest, Stream
+from penstock.messages import (
+    BlockChanges,
+    ControlAnswer,
+    ControlMessage,
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    Stream,
+    TokenDelta,
+    WatchBlocks,
+)
 
+MOST_CLOSED = 4096  # aborted requests that are remembered
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams
 
 _NONE = EngineStats()
@@ -52,6 +65,7 @@ class ApiConnection:
         self._waiting: set[str] = set()  # streams that were not reported as begun
         self._changed: dict[str, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reports: Literal["none", "asked", "sent"] = "none"  # of blocks; asked: the first has not come yet
 
     @property
     def open(self) -> bool:
@@ -70,7 +84,7 @@ class ApiConnection:
     def post(self, stats: EngineStats, *, always: bool) -> None:
         """Send what is new. With `always`, send the statistics even if nothing else is."""
         out, changed = self._out, self._changed
-        if not (changed or always or out.rejected or out.aborted or out.replies):
+        if not (changed or always or out.deltas or out.rejected or out.aborted or out.replies or out.blocks):
             return
         self._changed = {}
         for name, stream in changed.items():
@@ -83,11 +97,19 @@ class ApiConnection:
             if stream.error is not None or not stream.in_engine:
                 self._release(name)
         self._out = Step()
-        step = Step(stats, out.deltas, out.rejected, out.aborted, out.replies, out.begun)
+        step = Step(stats, out.deltas, out.rejected, out.aborted, out.replies, out.begun, out.blocks)
         if self._channel.behind or self._late:  # another channel's frame may have found room before `_drained` ran
             self._late.push(step)
         else:
             self.send(step)
+
+    def report(self, changes: BlockChanges) -> None:
+        """Pass on a report of blocks if the process reads them."""
+        if self._reports == "asked" and changes.number == 1:
+            self._reports = "sent"
+        if self._reports == "sent":
+            self._out.blocks.append(changes)
+            self._hub.flush_soon()
 
     def end(self, reason: str) -> None:
         """Send that the engine has ended for good, after all that was posted."""
@@ -117,6 +139,8 @@ class ApiConnection:
             case Abort(name):
                 self._abort(name)
             case Control() as command:
+                if isinstance(command.message, WatchBlocks):
+                    self._reports = "asked"
                 task = asyncio.create_task(self._control(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -148,8 +172,14 @@ class ApiConnection:
         if stream.error is not None or stream.begun:
             notify()
 
+    def add_last(self, delta: TokenDelta) -> None:
+        """Send the end of a choice that the process has aborted."""
+        self._out.deltas.append(delta)
+        self._hub.flush_soon()
+
     def _abort(self, name: str) -> None:
         if (stream := self._streams.get(name)) is not None:
+            self._hub.closed(name, self)
             self._out.deltas.extend([*stream.take(), *stream.aborted()])
             self._release(name)
         self._out.aborted.append(name)
@@ -175,13 +205,18 @@ class Hub:
         self.on_step: Callable[[EngineStats], object] = lambda stats: None  # gets the statistics when they have changed
         self._connections: set[ApiConnection] = set()
         self._left = asyncio.Event()
-        self._state = self._look()
         self._stats = client.stats()
         self._ended = False
         self._flushing = False
+        self.leave_within: float | None = None  # seconds that requests may stay; None: the engine takes new ones
+        self._counted = (self._stats, self._stats)  # of the engine, and with the tokens that wait
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._closed: dict[str, ApiConnection] = {}  # requests that were aborted, until the engine has ended them
+        self._state = self._look()
         client.on_change(self.flush_soon)
+        client.on_blocks(self._report)
+        client.watch_ends(self._take_last)
 
     @property
     def requests(self) -> int:
@@ -205,11 +240,22 @@ class Hub:
         if self._connections:
             await self._left.wait()
 
+    def closed(self, name: str, connection: ApiConnection) -> None:
+        """Note that a request was aborted. Its process gets what the engine says of its end."""
+        self._closed[name] = connection
+        if len(self._closed) > MOST_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
     def flush_soon(self) -> None:
         """Send what is new, once for all that changes in this round of the event loop."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def _take_last(self, delta: TokenDelta) -> None:
+        connection = self._closed.get(delta.request_id)
+        if connection is not None and connection.open:
+            connection.add_last(delta)
 
     def close(self) -> None:
         """Close all connections. The engine goes on."""
@@ -231,6 +277,7 @@ class Hub:
         if always:
             self._stats = stats
         self.on_step(stats)
+        stats = self._with_tokens(stats)
         for connection in list(self._connections):
             connection.post(stats, always=always)
         if self.client.failure and not self._ended:
@@ -238,6 +285,19 @@ class Hub:
             for connection in self._connections:
                 connection.end(self.client.failure)
 
+    def _report(self, changes: BlockChanges) -> None:
+        for connection in self._connections:
+            connection.report(changes)
+
+    def _with_tokens(self, stats: EngineStats) -> EngineStats:
+        """Return the statistics with the number of prompt tokens that wait."""
+        if self._counted[0] is not stats:
+            self._counted = stats, replace(stats, waiting_tokens=self.client.queue.tokens)
+        return self._counted[1]
+
     def _look(self) -> SharedState:
         client, queue = self.client, self.client.queue
-        return SharedState(client.info, _NONE, client.state, queue.max_waiting, queue.max_waiting_tokens)
+        state = client.state
+        if self.leave_within is not None:
+            state = replace(state, leave_within=self.leave_within)
+        return SharedState(client.info, _NONE, state, queue.max_waiting, queue.max_waiting_tokens)

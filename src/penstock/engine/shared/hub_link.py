@@ -1,7 +1,8 @@
-"""The engine as an API process sees it that shares it with others."""
+"""The engine as an API process, or a front elsewhere, sees it that shares it with others."""
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,8 +19,18 @@ class HubLink:
     """The EngineLink to a hub, which executes control messages and starts the engine again when it ends: here, streams
     only pause."""
 
-    def __init__(self, mux: Mux, version: int, clock: Clock = time.monotonic) -> None:
-        """`version` is the channel of the model's version. `clock` is the client's."""
+    def __init__(
+        self,
+        mux: Mux,
+        version: int,
+        clock: Clock = time.monotonic,
+        *,
+        gone: Callable[[], str] = lambda: GONE,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`version` is the channel of the model's version. `clock` is the client's. `gone` returns why the connection
+        was lost. `leave` is called when the link is closed."""
+        self._gone, self._leave = gone, leave
         self._channel = mux.open(version, self._take, self._lost)
         self._clock = clock
         self._streams: Streams | None = None  # until the engine is there
@@ -40,12 +51,13 @@ class HubLink:
         self._end("the engine is closed")
         self._channel.send(encode(Stop("the process needs the version no longer")))
         self._channel.close()
+        self._leave()
 
     def _take(self, frame: bytes) -> None:
         try:
             event = decode_event(frame)
         except msgspec.DecodeError as error:
-            self._end(f"{GONE}, or is of another version: {error}")
+            self._end(f"{self._gone() or GONE}, or is of another version: {error}")
             return
         if isinstance(event, SharedState):
             self._follow(event)
@@ -74,7 +86,7 @@ class HubLink:
         self._client.set_result(StreamingClient(shared.info, self, self._streams, None, clock=self._clock))
 
     def _lost(self) -> None:
-        self._end(GONE)
+        self._end(self._gone())
 
     def _end(self, reason: str) -> None:
         if self._streams is not None:

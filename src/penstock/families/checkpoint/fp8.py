@@ -1,23 +1,21 @@
 """Checkpoints whose matrices are FP8 (E4M3), with scales in tensors of their own: a value is a code times its scale."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.weights import WeightFormat
-from penstock.families.checkpoint.scheme import SUPPORTED, Decode
+from penstock.families.checkpoint.codes import FLOAT_BYTES, floats
+from penstock.families.checkpoint.scheme import Decode, read_tensors
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 FP8 = "F8_E4M3"
-SCALE_TYPES = ("F32", "BF16", "F16")
 
 _SCALES = ("_scale_inv", "_scale")  # what follows the weight's name
-_OF_ACTIVATIONS = (".input_scale", ".activation_scale")  # what follows the layer's; x is not quantised here
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,13 @@ class Fp8:
 
     @classmethod
     def of(cls, config: HFConfig, quantization: HFConfig) -> "Fp8":
-        """Returns the scheme of a quantization_config. Raises UnsupportedModel for other kinds of quantisation."""
-        method = quantization.get("quant_method")
-        if method == "fp8" and quantization.get("fmt") in (None, "e4m3"):
-            return cls._of_block(quantization, "weight_block_size")
-        groups = quantization.section("config_groups") if method == "compressed-tensors" else None
-        weights = [groups.section(name) for name in groups.names()] if groups else []
-        weights = [group and group.section("weights") for group in weights]
-        found = {cls._of_block(each, "block_structure") for each in weights if each and _is_fp8(each)}
-        if not weights or len(found) != 1 or not all(each and _is_fp8(each) for each in weights):
-            raise config.unsupported("quantization_config", method, SUPPORTED)
-        return found.pop()
+        """Returns the scheme of a quantization_config of the method fp8. Raises UnsupportedModel."""
+        quantization.one_of("fmt", "e4m3")
+        return cls.of_block(quantization, "weight_block_size")
 
     @classmethod
-    def _of_block(cls, fields: HFConfig, name: str) -> "Fp8":
+    def of_block(cls, fields: HFConfig, name: str) -> "Fp8":
+        """Returns the scheme whose blocks have the size that a field has: a list of rows and columns, or nothing."""
         if fields.get(name) is None:
             return cls()
         sizes = fields.integers(name)
@@ -56,11 +47,13 @@ class Fp8:
             raise fields.unsupported(name, sizes, "rows and columns, such as [128, 128]")
         return cls(*sizes)
 
-    def stored(self, name: str, kind: str) -> WeightFormat | None:
+    def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return None
 
-    def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
-        found = dict(tensors)
+    def join(
+        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
+    ) -> dict[str, StoredTensor]:
+        found = read_tensors(tensors)
         for name, tensor in tensors.items():
             if tensor.dtype != FP8:
                 continue
@@ -70,8 +63,6 @@ class Fp8:
                     f"{tensor.path}: {name!r} is FP8, but there is no {name + _SCALES[0]!r}, its scales"
                 )
             found[name] = self._joined(tensor, scales)
-            for end in _OF_ACTIVATIONS:
-                found.pop(name.removesuffix(".weight") + end, None)
         return found
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
@@ -79,7 +70,7 @@ class Fp8:
 
         (scales,) = others
         blocks = range(part.rows[0] // self.rows, part.rows[-1] // self.rows + 1)
-        factors = _floats(part.read(scales, blocks, 0, scales.row_bytes), scales.dtype)
+        factors = floats(part.read(scales, blocks, 0, scales.row_bytes), scales.dtype)
         # `take` does not hold Python's lock, as indexing does.
         rows_of = np.arange(part.rows.start, part.rows.stop, part.rows.step) // self.rows - blocks[0]
         factors = factors.take(rows_of, 0)
@@ -96,21 +87,10 @@ class Fp8:
             block = rows, columns
         expected = -(-rows // block[0]), -(-columns // block[1])
         count = expected[0] * expected[1]
-        fits = len(tensor.shape) == 2 and scales.dtype in SCALE_TYPES
-        if not fits or scales.size != count * 4 // (1 if scales.dtype == "F32" else 2):
+        fits = len(tensor.shape) == 2 and scales.dtype in FLOAT_BYTES
+        if not fits or scales.size != count * FLOAT_BYTES[scales.dtype]:
             raise CheckpointError(
                 f"{scales.path}: {scales.name!r}, {scales.dtype} {list(scales.shape)}, are no scales of "
-                f"{tensor.name!r} {list(tensor.shape)}; expected {list(expected)} in {', '.join(SCALE_TYPES)}"
+                f"{tensor.name!r} {list(tensor.shape)}; expected {list(expected)} in {', '.join(FLOAT_BYTES)}"
             )
         return tensor.then(Decode(Fp8(*block), (replace(scales, shape=expected),)))
-
-
-def _is_fp8(weights: HFConfig) -> bool:
-    return bool(weights.get("type") == "float" and weights.get("num_bits") == 8)
-
-
-def _floats(data: "NDArray[np.uint8]", dtype: str) -> "NDArray[np.float32]":
-    """Numbers of a file as fp32."""
-    if dtype == "BF16":
-        return (data.view("u2").astype("u4") << 16).view("f4")
-    return data.view("f4" if dtype == "F32" else "f2").astype("f4")

@@ -1,7 +1,7 @@
 """Checkpoints whose experts are MXFP4, as gpt-oss' are: `*_blocks` has 16 bytes for 32 values of a row, and `*_scales`
 an exponent for each 32. Together they are MXFP4 as a GGUF file has it, but for the order of bytes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
@@ -29,10 +29,12 @@ class Mxfp4:
             )
         return cls()
 
-    def stored(self, name: str, kind: str) -> WeightFormat | None:
+    def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return GGUF_FORMATS[MXFP4] if name.endswith("]") and kind != "vector" else None
 
-    def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
+    def join(
+        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
+    ) -> dict[str, StoredTensor]:
         found = dict(tensors)
         for name in stacks_in(wanted):
             ends = f"{name}_blocks", f"{name}_scales"

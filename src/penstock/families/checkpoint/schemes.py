@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from penstock.families.checkpoint.awq import Awq
+from penstock.families.checkpoint.bitsandbytes import bitsandbytes
+from penstock.families.checkpoint.compressed import compressed_tensors, modelopt
 from penstock.families.checkpoint.fp8 import Fp8
+from penstock.families.checkpoint.gptq import Gptq
 from penstock.families.checkpoint.mxfp4 import ARCHITECTURES, Mxfp4
 from penstock.families.checkpoint.scheme import SUPPORTED, Scheme
 from penstock.families.hf_config import HFConfig
@@ -14,8 +18,12 @@ from penstock.families.spec import ModelSpec, Parameter
 # scheme is in families/gguf/scheme.py.
 SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = MappingProxyType(
     {
+        "gptq": Gptq.of,
+        "awq": Awq.of,
+        "compressed-tensors": compressed_tensors,
+        "modelopt": modelopt,
+        "bitsandbytes": bitsandbytes,
         "fp8": Fp8.of,
-        "compressed-tensors": Fp8.of,
         "mxfp4": Mxfp4.of,
     }
 )
@@ -27,7 +35,7 @@ def scheme_of(config: HFConfig, quantization: HFConfig) -> Scheme:
     method = quantization.get("quant_method")
     if {*(config.texts("architectures") or ())} & {*ARCHITECTURES} and method != "mxfp4":
         raise config.unsupported("quantization_config", method, "mxfp4, or weights in floats")
-    if method not in SCHEMES:
+    if not isinstance(method, str) or method not in SCHEMES:
         raise config.unsupported("quantization_config", method, SUPPORTED)
     return SCHEMES[method](config, quantization)
 
@@ -37,7 +45,8 @@ def with_scheme(spec: ModelSpec, scheme: Scheme) -> ModelSpec:
 
     def quantized(parameter: Parameter) -> Parameter:
         kind = parameter.kind
-        found = [scheme.stored(source.name, kind) for source in parameter.sources]
+        columns = parameter.shape[-1] if parameter.shape else 1
+        found = [scheme.stored(source.name, kind, columns) for source in parameter.sources]
         if not any(found):  # a fast path: there may be 50,000 sources
             return parameter
         pairs = zip(parameter.sources, found, strict=True)

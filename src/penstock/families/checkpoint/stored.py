@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.config.weights import WeightFormat
+
 if TYPE_CHECKING:  # steps import NumPy when they run: `penstock plan` starts without it
     import numpy as np
     from numpy.typing import NDArray
@@ -19,8 +21,12 @@ class Rows:
     """Rows that were read: [rows, columns] as the steps of their tensor made them, at first the file's bytes."""
 
     values: "NDArray[Any]"
-    # fp32, for each row [rows, 1] or for each value: codes of FP8 are multiplied by them.
+    # fp32 for each row [rows, 1] or for each value: codes of FP8 are multiplied by them. With `format` for each group.
     scales: "NDArray[np.float32] | None" = None
+    # If not None, `values` are codes of this format, one a byte, and groups have fp32 scales and minima [rows, groups].
+    format: WeightFormat | None = None
+    mins: "NDArray[np.float32] | None" = None
+    order: "NDArray[np.int32] | None" = None  # with an ordered format, the column of the tensor that each one is
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class StoredTensor:
     size: int
     block: tuple[int, int]  # values of a row that cannot be divided, and their bytes in the file
     steps: tuple[RowStep, ...] = ()
+    # The first step reads the bytes, which do not lie row by row in the file. `offset` then means nothing.
+    read_by_step: bool = False
 
     @property
     def rows(self) -> int:

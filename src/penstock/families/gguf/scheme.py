@@ -1,12 +1,12 @@
 """How a GGUF file stores matrices: blocks of codes, each with its scales, and for some architectures rows in another
 order."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
 from penstock.families.checkpoint.schemes import with_scheme
-from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
+from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.gguf.config import rotary_dim
 from penstock.families.gguf.names import EXPERT, halves, hf_tensor_name, is_interleaved
 from penstock.families.spec import ModelSpec, Parameter
@@ -20,14 +20,13 @@ class Gguf:
 
     types: Mapping[str, str] = field(repr=False, compare=False)
 
-    def stored(self, name: str, kind: str) -> WeightFormat | None:
+    def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return GGUF_FORMATS.get(self.types.get(EXPERT.sub("{}", name), ""))
 
-    def join(self, tensors: Mapping[str, StoredTensor], wanted: Iterable[str]) -> dict[str, StoredTensor]:
+    def join(
+        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
+    ) -> dict[str, StoredTensor]:
         return dict(tensors)
-
-    def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
-        return rows
 
 
 def as_in_file(spec: ModelSpec, file: GgufFile) -> ModelSpec:

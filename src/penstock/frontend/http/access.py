@@ -29,16 +29,20 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, check_site, is_preflight
-from penstock.frontend.http.keys import ApiKeys, Holder, key_digest
+from penstock.frontend.http.keys import Holder, Keys, key_digest
 from penstock.frontend.http.proxies import TrustedProxies, address_of
 from penstock.frontend.http.response import ResponseTracker
 from penstock.frontend.http.starts import RequestStarts
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
+from penstock.frontend.tenants.digests import digesting
+from penstock.frontend.tenants.grant import Grant
+from penstock.frontend.tenants.office import TenantOffice
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
+ADMIN_PREFIX = b"/v2/repository/models/"  # loads and unloads models, if there is a repository
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
@@ -101,7 +105,7 @@ class Access:
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
-        keys: ApiKeys,
+        keys: Keys,
         admin_key: str | None,
         is_local: bool,
         allowed_hosts: Sequence[str],
@@ -117,6 +121,7 @@ class Access:
         background: Background | None,
         logged_share: float,
         proxies: TrustedProxies,
+        office: TenantOffice | None = None,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -127,7 +132,7 @@ class Access:
         send requests. `is_socket` says whether a raw path takes WebSockets, and `is_page` whether it is of a file that
         everyone may read. Successful requests to routes in `quiet` are not logged. `background` runs as long as the app
         is served. `logged_share` of the requests without an error status are logged, with
-        the client's address as `proxies` finds it.
+        the client's address as `proxies` finds it. `office` records requests if the server has tenants.
         """
         self.models = models
         self.lifecycle = lifecycle
@@ -148,6 +153,7 @@ class Access:
         self._quiet = frozenset(quiet)
         self._logged_share = logged_share
         self._proxies = proxies
+        self.office = office
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
@@ -167,11 +173,15 @@ class Access:
         scope["penstock.request"] = info
         origin = self._cors.allowed(scope)
         ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
-        answer = ResponseTracker(send, [*ids, *self._cors.headers(origin)], unread, lasting=inner is not None)
+        info.headers += (*ids, *self._cors.headers(origin))
+        if self.office is not None and self.office.records.audits:
+            receive, send = digesting(info, receive, send)
+        answer = ResponseTracker(send, info.headers, unread, lasting=inner is not None)
         try:
             await self._admit(scope, receive, answer.send, origin)
         except Exception as error:
             failure = as_api_error(error, self.limits.retry_after)
+            info.error = failure.code or str(failure.status)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
@@ -198,18 +208,22 @@ class Access:
             if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
-            is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
+            is_socket = scope["type"] == "websocket"
+            is_admin = raw_path in ADMIN_PATHS or (
+                self.models.tensors is not None and raw_path.startswith(ADMIN_PREFIX)
+            )
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
             if (origin is None and (is_socket or not self.keys.required)) or is_admin:
                 check_site(scope)
             if is_admin:
-                self._check_admin(bearer(scope))
-                request_info(scope).admin = True
+                info = request_info(scope)
+                info.grant = self._check_admin(bearer(scope))
+                info.admin = True
                 await self._app(scope, receive, send)
                 return
             holder = self._holder(bearer(scope))
             info = request_info(scope)
-            info.tenant, info.key = holder
+            info.tenant, info.key, info.grant = holder
             self._check_open()
             await (self._socket if is_socket else self._in_flight)(scope, receive, send)
 
@@ -245,6 +259,15 @@ class Access:
         self._holder(bearer({"headers": headers}))
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted():
+            if await self._starts.next(scope["penstock.gone"]):
+                await self._app(scope, receive, send)
+            else:
+                request_info(scope).client_gone = True
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a request in flight as long as the block runs. Raises APIError 429."""
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
@@ -254,12 +277,18 @@ class Access:
             )
         self.lifecycle.begin()
         try:
-            if await self._starts.next(scope["penstock.gone"]):
-                await self._app(scope, receive, send)
-            else:
-                request_info(scope).client_gone = True
+            yield
         finally:
             self.lifecycle.end()
+
+    def in_flight(self) -> contextlib.AbstractContextManager[None]:
+        """Counts a request that does not run through the app, as long as the block runs. Raises APIError 429 or 503."""
+        self._check_open()
+        return self._counted()
+
+    def count(self, route: str, status: int) -> None:
+        """Counts the answer to such a request."""
+        self._metrics.http_request("POST", route, status)
 
     def _check_host(self, host: bytes | None) -> None:
         """Refuses other names in the Host header, such as a web page's name that was rebound to this host."""
@@ -272,9 +301,11 @@ class Access:
             message = f"the Host header must be one of {known}, as {why}; use one of these names, or add --allowed-host"
             raise APIError(403, message, code="host_refused")
 
-    def _check_admin(self, key: bytes) -> None:
-        """Raises APIError 401 or 403 unless the key is the admin's. A server on loopback that needs no key needs none
-        here either."""
+    def _check_admin(self, key: bytes) -> Grant | None:
+        """Returns what a tenant's key allows, if it may use the operator's routes; None for the admin key. A server on
+        loopback that needs no key needs none here either. Raises APIError 401 or 403."""
+        if key and (found := self.keys.holder(key)) is not None and found.admin:
+            return found.grant
         if self._admin is None and not self._is_local:
             raise APIError(
                 403,
@@ -283,6 +314,7 @@ class Access:
             )
         if self._admin is not None and not hmac.compare_digest(key_digest(key), self._admin):
             raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
+        return None
 
     def _holder(self, key: bytes) -> Holder:
         """Raises APIError 401."""
@@ -303,6 +335,8 @@ class Access:
         route = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
+        if self.office is not None and route.encode() not in OPEN_PATHS:
+            self.office.record(info, method, route, code, self._proxies.client(scope))
         if info.trace is not None:
             info.trace.attributes |= {
                 "http.request.method": method,

@@ -2,12 +2,16 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from penstock.frontend.http.buffers import HeldBytes
+from penstock.frontend.tenants.grant import Grant
 from penstock.observe.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from penstock.frontend.tenants.account import RequestAccount
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -54,6 +58,11 @@ class RequestInfo(msgspec.Struct):
     trace: RequestTrace | None = None  # of a request that is traced
     shown: Mapping[str, Any] = MappingProxyType({})  # what its line in the log says besides, by field
     client_gone: bool = False  # the client closed the connection before the answer was complete
+    grant: Grant | None = None  # what the API key allows, if the server has a tenants file
+    account: "RequestAccount | None" = None  # of a request that may use the engine, if there are tenants
+    headers: Headers = msgspec.field(default_factory=list)  # of the answer
+    error: str = ""  # the code of the error that is the answer
+    texts: dict[str, str] = {}  # digests of the request and its answer, for the audit log
 
 
 def request_info(scope: Scope) -> RequestInfo:

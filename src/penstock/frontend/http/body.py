@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.frontend.describe import unsupported_fields
 from penstock.frontend.errors import APIError, ClientGone, invalid
-from penstock.frontend.http.asgi import Receive, Scope
+from penstock.frontend.http.asgi import Receive, Scope, first_value
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.json_scan import JsonScan, explain_json, explain_utf8
 from penstock.frontend.limits import RequestLimits
@@ -41,9 +41,16 @@ _TYPES = {  # msgspec's name: what a client calls it
 
 
 async def read_body(
-    scope: Scope, receive: Receive, limits: RequestLimits, held: HeldBytes, *, any_type: bool = False
+    scope: Scope,
+    receive: Receive,
+    limits: RequestLimits,
+    held: HeldBytes,
+    *,
+    any_type: bool = False,
+    binary: bool = False,
 ) -> bytes:
     """Returns the whole body, whose size is added to `held` while it arrives. With `any_type` it may have any type.
+    With `binary`, a header may say that data follows the JSON.
 
     Raises APIError as soon as a limit is passed, and ClientGone. The errors: 400 if decoding the body would take too
     long, 408, 413, 415, and 429 if the server buffers too many bodies.
@@ -51,7 +58,7 @@ async def read_body(
     _check_headers(scope["headers"], limits, any_type)
     try:
         async with asyncio.timeout(limits.body_timeout):
-            return await _read(receive, limits, held)
+            return await _read(receive, limits, held, _json_length(scope) if binary else None)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout:g} s; send it faster"
         raise APIError(408, message, code="body_timeout", close=True) from None
@@ -145,6 +152,12 @@ def _length(value: bytes, most: int) -> int:
     return int(value) if value.isdigit() and len(value) < 20 else most + 1
 
 
+def _json_length(scope: Scope) -> int | None:
+    """The bytes of JSON before binary data in KServe's protocol; None if the whole body is JSON."""
+    value = first_value(scope["headers"], b"inference-header-content-length")
+    return int(value) if value is not None and value.isdigit() and len(value) < 12 else None
+
+
 def _check_encoding(value: bytes) -> None:
     if value.strip().lower() not in (b"", b"identity"):
         raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
@@ -155,13 +168,18 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or kind.endswith(b"+json")
 
 
-async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:
+async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes, left: int | None) -> bytes:
+    """`left` is the number of bytes that are JSON; None: all."""
     chunks: list[bytes] = []
     scan = JsonScan(limits)
     async with aclosing(_pieces(receive, limits.max_body_bytes, _too_large(limits))) as pieces:
         async for chunk in pieces:
             held.add(len(chunk))
-            await _feed(scan, chunk, held)
+            if left is None:
+                await _feed(scan, chunk, held)
+            elif left > 0:
+                await _feed(scan, chunk[:left], held)
+                left -= len(chunk)
             chunks.append(chunk)
     body = b"".join(chunks)
     if len(body) > _SCANNED_AT_ONCE:  # decoding it comes next

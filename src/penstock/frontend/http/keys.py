@@ -3,9 +3,10 @@
 import hashlib
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.config.texts import check_key
+from penstock.frontend.tenants.grant import Grant, tenant_id
 
 _MAX_BYTES = 1 << 20  # of a file of keys
 _MAX_NAME = 64  # characters
@@ -17,6 +18,34 @@ class Holder(NamedTuple):
 
     tenant: str  # owns what is stored; "" without keys
     name: str = ""  # in the log; "" if the key has none
+    grant: Grant | None = None  # None: the server has no tenants file
+
+    @property
+    def admin(self) -> bool:
+        """True if the key may use the operator's routes."""
+        return self.grant is not None and self.grant.key is not None and self.grant.key.admin
+
+
+class Keys(Protocol):
+    """The keys that clients may send."""
+
+    @property
+    def required(self) -> bool:
+        """False if requests without a key are answered."""
+        ...
+
+    @property
+    def tenants(self) -> list[str]:
+        """All that may own something."""
+        ...
+
+    def holder(self, key: bytes) -> Holder | None:
+        """Returns the holder of a key; None if it is not valid. b"" is no key."""
+        ...
+
+    def reload(self) -> None:
+        """Reads the keys again. If they cannot be read, they stay as they are."""
+        ...
 
 
 class ApiKeys:
@@ -71,7 +100,7 @@ class ApiKeys:
             digest = key_digest(key.encode())
             if digest in found:
                 raise ValueError(f"{where}: the key is there already; give each line a key of its own")
-            found[digest] = Holder(_tenant(named[0]), named[0]) if named else Holder(tenant_of(key))
+            found[digest] = Holder(tenant_id(named[0]), named[0]) if named else Holder(tenant_of(key))
         if self._file and not found:
             raise ValueError(f"--api-key-file {self._file} has no key; give one a line, or leave the setting out")
         return found
@@ -80,11 +109,6 @@ class ApiKeys:
 def tenant_of(key: str | None) -> str:
     """The name of a key's holder, which owns what is stored. "" without keys."""
     return "" if key is None else key_digest(key.encode()).hex()[:16]
-
-
-def _tenant(name: str) -> str:
-    """The tenant of a named holder: it stays the same when the key changes. No key has a zero byte."""
-    return key_digest(b"\0name " + name.encode()).hex()[:16]
 
 
 def key_digest(key: bytes) -> bytes:

@@ -103,6 +103,8 @@ async def serve(
         await running
         if app.background is not None:
             await app.background.close()
+        if app.office is not None:
+            await app.office.close()
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from functools import partial
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.http.keys import ApiKeys
+from penstock.frontend.http.keys import Keys
 from penstock.frontend.jobs.job import BatchJob
 from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.limits import RequestLimits
@@ -25,7 +25,7 @@ class BatchRunner:
     def __init__(
         self,
         storage: Database,
-        keys: ApiKeys,
+        keys: Keys,
         local: LocalRequests,
         limits: RequestLimits,
         places: BatchPlaces,

@@ -12,6 +12,7 @@ from penstock.frontend.kserve.models import (
     is_ready,
     list_repository,
     load,
+    show_all_stats,
     show_config,
     show_model,
     show_server,
@@ -29,6 +30,7 @@ __all__ = [
     "read_infer",
     "read_infer_stream",
     "read_stream",
+    "show_all_stats",
     "show_config",
     "show_model",
     "show_server",
@@ -40,13 +42,14 @@ _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
 OPERATIONS: Mapping[str, Operation] = {
     "show_server": Operation(summary="Show the server's name and version", shape=answers.SERVER),
-    "list_repository": Operation(summary="List the model's names", shape=answers.REPOSITORY),
+    "list_repository": Operation(summary="List the models and their states", shape=answers.REPOSITORY),
     "is_ready": Operation(summary="Status 200 if the model can be used", shape=answers.READY),
-    "show_stats": Operation(summary="The model's entry; counts are metrics", shape=answers.STATS),
+    "show_all_stats": Operation(summary="The counts of all models", shape=answers.STATS),
+    "show_stats": Operation(summary="The counts of a one-shot model", shape=answers.STATS),
     "show_config": Operation(summary="Show the model's configuration, as Triton does", shape=answers.CONFIG),
     "show_model": Operation(summary="Show the model's inputs and outputs", shape=answers.MODEL),
-    "load": Operation(summary="Success: the model is loaded", answer=None),
-    "unload": Operation(summary="Refuse: the model stays loaded as long as the server runs", answer=None),
+    "load": Operation(summary="Load a model of the repository", answer=None),
+    "unload": Operation(summary="Unload a model of the repository", answer=None),
     "read_generate": Operation(
         summary="Continue a text", shape=answers.GENERATED, request=GenerateFields, example=_EXAMPLE
     ),

@@ -32,7 +32,7 @@ class GenerateFields(Parameters, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
 
 
-class Tensor(msgspec.Struct):
+class TextTensor(msgspec.Struct):
     """An input of infer."""
 
     name: str
@@ -45,7 +45,7 @@ class Tensor(msgspec.Struct):
 class InferFields(msgspec.Struct, forbid_unknown_fields=True):
     """The body of infer."""
 
-    inputs: Annotated[list[Tensor], NOT_EMPTY]
+    inputs: Annotated[list[TextTensor], NOT_EMPTY]
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[Annotated[dict[str, Any], _OUTPUT]] | None = None

@@ -18,6 +18,7 @@ from penstock.frontend.requests.sampling import (
     output_limit,
     stop_strings,
 )
+from penstock.messages.tensors import NotReady, TensorModel
 
 VERSION = "1"  # of each model
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
@@ -43,6 +44,16 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
     if version != VERSION:
         raise APIError(404, f"version {version[:40]!r} is not served here; this server has version {VERSION!r}")
     return found, name
+
+
+def one_shot_model(context: RequestContext) -> TensorModel | None:
+    """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
+    if context.models.tensors is None:
+        return None
+    try:
+        return context.models.tensors.find(context.path["model"], context.path.get("version", ""))
+    except NotReady as error:
+        raise APIError(404, str(error), code="model_not_ready") from None
 
 
 async def read_text(

@@ -6,10 +6,11 @@ import msgspec
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import InferCodec
-from penstock.frontend.kserve.fields import InferFields, Parameters, Tensor
-from penstock.frontend.kserve.generate import read_text
+from penstock.frontend.kserve.fields import InferFields, Parameters, TextTensor
+from penstock.frontend.kserve.generate import one_shot_model, read_text
 
 TEXTS = ("text_input", "sampling_parameters")  # inputs of the type BYTES
 FLAGS = ("stream", "exclude_input_in_output")  # of BOOL; over HTTP, the path says whether the answer is a stream
@@ -17,8 +18,15 @@ _decoder = msgspec.json.Decoder(InferFields)
 _parameters = msgspec.json.Decoder(Parameters)
 
 
-async def read_infer(body: bytes, context: RequestContext) -> Call:
-    """Reads a request for a whole answer. Raises APIError 400 or 404 that names the tensor or the parameter."""
+async def read_infer(body: bytes, context: RequestContext) -> Call | Answer:
+    """Reads a request for a whole answer. A one-shot model answers at once. Raises APIError 400 or 404 that names the
+    tensor or the parameter."""
+    if context.models.tensors is not None:
+        if (model := one_shot_model(context)) is not None:
+            from penstock.frontend.kserve.one_shot import infer  # imports NumPy
+
+            return await infer(body, context, model)
+        context.models.find(context.path["model"])  # a name that nothing has is the first error
     return await _read(body, context, streams=False)
 
 
@@ -29,7 +37,7 @@ async def read_infer_stream(body: bytes, context: RequestContext) -> Call:
 
 async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
     if any(name == b"inference-header-content-length" for name, _ in context.headers):
-        raise APIError(415, "binary tensors are not supported; send them as JSON (binary_data=False)")
+        raise APIError(415, "this model takes no binary tensors; send them as JSON (binary_data=False)")
     fields = decode(_decoder, body)
     inputs = {tensor.name: tensor for tensor in fields.inputs}
     if unknown := inputs.keys() - {*TEXTS, *FLAGS}:
@@ -61,15 +69,15 @@ def _bounded(text: str, context: RequestContext) -> str:
     return text
 
 
-def _text(tensor: Tensor) -> str:
+def _text(tensor: TextTensor) -> str:
     return str(_element(tensor, "BYTES", str, "one text in data"))
 
 
-def _flag(tensor: Tensor) -> bool:
+def _flag(tensor: TextTensor) -> bool:
     return bool(_element(tensor, "BOOL", bool, "one value in data: true or false"))
 
 
-def _element(tensor: Tensor, datatype: str, kind: type, what: str) -> Any:
+def _element(tensor: TextTensor, datatype: str, kind: type, what: str) -> Any:
     """The one element of a tensor. Raises APIError 400 for another datatype, number of elements or shape."""
     data, name = tensor.data or [], tensor.name[:100]
     if tensor.datatype != datatype or len(data) != 1 or not isinstance(data[0], kind):

@@ -1,24 +1,56 @@
-"""KServe's routes about the server and its models, which are always loaded."""
+"""KServe's routes about the server, its models and its repository."""
 
+import base64
+import binascii
+from typing import Any
+
+import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
-from penstock.frontend.kserve.generate import VERSION, for_path
+from penstock.frontend.http.body import decode
+from penstock.frontend.kserve.generate import VERSION, for_path, one_shot_model
 from penstock.frontend.kserve.infer import FLAGS, TEXTS
+from penstock.messages.tensors import LoadFailed, TensorModels
 from penstock.version import __version__
 
 _PLATFORM = "penstock"
+_FILE = "file:"  # begins the name of a parameter that has a file of a model
+_MAX_FILES = 256
+
+
+class IndexFields(msgspec.Struct):
+    """The body of a request for the index."""
+
+    ready: bool = False
+
+
+class LoadFields(msgspec.Struct):
+    """The body of a request to load or unload a model."""
+
+    parameters: dict[str, Any] = {}
+
+
+_index = msgspec.json.Decoder(IndexFields)
+_load = msgspec.json.Decoder(LoadFields)
 
 
 async def show_server(body: bytes, context: RequestContext) -> bytes:
     extensions = ["generate", "model_configuration", "model_repository", "statistics"]
+    if context.models.tensors is not None:
+        extensions += ["binary_tensor_data", "classification", "model_repository(unload_dependents)"]
     return orjson.dumps({"name": "penstock", "version": __version__, "extensions": extensions})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
     """The model's inputs and outputs. Raises APIError 404 for another model."""
+    if (model := one_shot_model(context)) is not None:
+        fields = model.metadata()
+        if "version" not in context.path and context.models.tensors is not None:
+            fields["versions"] = _versions(context.models.tensors, model.name)
+        return orjson.dumps(fields)
     _, name = await for_path(context)
     inputs = [
         {"name": name, "datatype": datatype, "shape": [1]}
@@ -38,6 +70,8 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
 
 async def show_config(body: bytes, context: RequestContext) -> bytes:
     """Returns the part of Triton's model configuration that clients use. Raises APIError 404 for another model."""
+    if (model := one_shot_model(context)) is not None:
+        return orjson.dumps(model.config())
     _, name = await for_path(context)
     inputs = [
         {"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"}
@@ -59,6 +93,8 @@ async def show_config(body: bytes, context: RequestContext) -> bytes:
 
 async def is_ready(body: bytes, context: RequestContext) -> bytes:
     """Status 200 if the model can be used. Raises APIError 404 for another model, and 503."""
+    if (model := one_shot_model(context)) is not None:
+        return orjson.dumps({"name": model.name, "ready": True})
     found, name = await for_path(context)
     if found.model.client.state.status in ("restarting", "ended"):
         raise APIError(503, f"model {name!r} is not ready", retry_after=context.limits.retry_after)
@@ -66,23 +102,92 @@ async def is_ready(body: bytes, context: RequestContext) -> bytes:
 
 
 async def show_stats(body: bytes, context: RequestContext) -> bytes:
-    """The model's entry without counts: those are metrics. Raises APIError 404 for another model."""
+    """The counts of a one-shot model's versions. A language model has an entry without counts: those are metrics.
+    Raises APIError 404 for another model."""
+    if (model := one_shot_model(context)) is not None:
+        if "version" in context.path or context.models.tensors is None:
+            return orjson.dumps({"model_stats": [model.statistics()]})
+        all_versions = [each for each in context.models.tensors.ready() if each.name == model.name]
+        return orjson.dumps({"model_stats": [each.statistics() for each in all_versions]})
     _, name = await for_path(context)
     return orjson.dumps({"model_stats": [{"name": name, "version": VERSION}]})
 
 
+async def show_all_stats(body: bytes, context: RequestContext) -> bytes:
+    """The entries of all models."""
+    ours = [{"name": name, "version": VERSION} for name in context.models.names()]
+    others = [] if context.models.tensors is None else [each.statistics() for each in context.models.tensors.ready()]
+    return orjson.dumps({"model_stats": [*ours, *others]})
+
+
 async def list_repository(body: bytes, context: RequestContext) -> bytes:
-    names = context.models.names()
-    return orjson.dumps([{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names])
+    ready = decode(_index, body).ready if body.strip() else False
+    tensors = context.models.tensors
+    rows = [] if tensors is None else tensors.index(ready=ready)
+    there = {row["name"] for row in rows}
+    names = [name for name in context.models.names() if name not in there]
+    return orjson.dumps(
+        [*({"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names), *rows]
+    )
 
 
 async def load(body: bytes, context: RequestContext) -> Answer:
-    """Success: the model is loaded. Raises APIError 404 for another model."""
-    await for_path(context)
+    """Loads a model of the repository. Without a repository, success: the model is loaded. Raises APIError 400, 403
+    and 404."""
+    tensors = _repository(context)
+    if tensors is None:
+        await for_path(context)
+        return Answer(b"")
+    parameters = decode(_load, body).parameters if body.strip() else {}
+    config, files = None, {}
+    for name, value in parameters.items():
+        if not isinstance(value, str):
+            raise invalid(f"parameter {name[:100]!r} must be a text", "parameters")
+        if name == "config":
+            config = value
+        elif name.startswith(_FILE):
+            files[name.removeprefix(_FILE)] = _file(name, value)
+        else:
+            raise invalid(
+                f"unknown parameter {name[:100]!r}; the parameters are config and file:VERSION/FILE", "parameters"
+            )
+    if len(files) > _MAX_FILES:
+        raise invalid(f"{len(files)} files came with the request; the limit is {_MAX_FILES}", "parameters")
+    try:
+        await tensors.load(context.path["model"], config, files or None)
+    except LoadFailed as error:
+        raise APIError(400, str(error), code="load_failed") from None
     return Answer(b"")
 
 
 async def unload(body: bytes, context: RequestContext) -> Answer:
-    """Raises APIError 403: the model stays loaded, as long as the server runs. 404 for another model."""
-    _, name = await for_path(context)
-    raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")
+    """Unloads a model of the repository. Raises APIError 403 for another model, which stays loaded as long as the
+    server runs; 404 for one that is not there."""
+    tensors = _repository(context)
+    if tensors is None:
+        _, name = await for_path(context)
+        raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")
+    parameters = decode(_load, body).parameters if body.strip() else {}
+    try:
+        await tensors.unload(context.path["model"], dependents=bool(parameters.get("unload_dependents")))
+    except LoadFailed as error:
+        raise APIError(400, str(error), code="unload_failed") from None
+    return Answer(b"")
+
+
+def _repository(context: RequestContext) -> TensorModels | None:
+    """The repository, for the operator. Raises APIError 403 for a path that was admitted as another one."""
+    if context.models.tensors is not None and not context.admin:
+        raise APIError(403, "write the path without % signs", code="admin_key_required")
+    return context.models.tensors
+
+
+def _versions(tensors: TensorModels, name: str) -> list[str]:
+    return sorted((each.version for each in tensors.ready() if each.name == name), key=int)
+
+
+def _file(name: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(f"parameter {name[:100]!r} is not base64", "parameters") from None

@@ -10,6 +10,7 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import give_way
 from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import ROLES, ChatFields, Message
 from penstock.frontend.ollama.options import answer_nothing, bare_name, read_request, read_think
@@ -29,7 +30,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     use = use_tools(context.model, tools, "auto", "", parallel=True)
     last = fields.messages[-1]
     messages = ChatMessages(
-        messages=_messages(fields.messages, context.limits),
+        messages=await _messages(fields.messages, context.limits),
         tools=use.tools,
         variables=read_think(fields),
         continues=last.role == "assistant" and not last.tool_calls,
@@ -40,7 +41,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     return Call(context, (part,), codec, fields.stream is not False, "chat")
 
 
-def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mapping[str, Any]]:
+async def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mapping[str, Any]]:
     """The messages in OpenAI's form. Ollama's results of tools name the tool, and OpenAI's the call."""
     result: list[Mapping[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
@@ -62,6 +63,7 @@ def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mappin
             case role:
                 raise invalid(f"{where}.role is {role[:40]!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
         result.append(fields)
+        await give_way(i)
     return result
 
 

@@ -20,6 +20,7 @@ from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, S
 from penstock.text import TextTokens
 
 AT_ONCE = 128  # texts of one request that are in the engine at a time
+TEXT_SPACING = 0.02  # seconds between the places of its texts in the queue, so that others come between
 NUMBER_BYTES = 13  # of a number in an answer, with its comma
 _NUMBERS_AT_ONCE = 32_768  # that the event loop writes as JSON in one go, in about 1 ms
 
@@ -100,6 +101,7 @@ async def vectors(
     """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. `timeout` is the request's, in
     seconds. Raises what the engine raises, and GenerationFailed for a text that failed; the others are then aborted."""
     deadline, first_token_deadline = deadlines(context, timeout, None)
+    context.show({"model": context.model.name, "prompt_tokens": sum(len(text.ids) for text in texts)})
     found: list[bytes] = [b""] * len(texts)
     todo = iter(range(len(texts)))
 
@@ -113,6 +115,7 @@ async def vectors(
                 cache_salt=context.salt(salt),
                 tenant=context.tenant,
                 priority=priority,
+                behind=min(i, AT_ONCE - 1) * TEXT_SPACING,
                 arrival=time.monotonic(),
                 deadline=deadline,
                 first_token_deadline=first_token_deadline,

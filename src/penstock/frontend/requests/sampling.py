@@ -24,6 +24,7 @@ from penstock.messages import (
     check_sampling,
 )
 
+PROMPT_SPACING = 1.0  # seconds between the places of one request's prompts in the queue, so that others come between
 _PASSED_ON = (*SAMPLING, "min_tokens", "ignore_eos")  # SamplingParams has them under the same names
 
 
@@ -141,6 +142,7 @@ def make_parts(
             cache_salt=context.salt(options.cache_salt),
             tenant=context.tenant,
             priority=options.priority,
+            behind=i * PROMPT_SPACING,
             arrival=time.monotonic(),
             deadline=deadline,
             first_token_deadline=first_token_deadline,

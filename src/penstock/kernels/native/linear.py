@@ -9,7 +9,7 @@ from penstock.config.weights import WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.structs import BF16, F32, EmbeddingOp, LinearOp, epilogue
+from penstock.kernels.native.structs import BF16, F32, EmbeddingOp, GatherOp, LinearOp, epilogue
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
 Weight = PackedWeight | SectionedWeight
@@ -73,9 +73,10 @@ class NativeLinear:
         out = self._session.empty(x, width, dtype=out_dtype)
         column = 0
         for section in weight.sections:
+            own = x if section.order is None else self._gathered(x, section)
             op = LinearOp(
-                self._session.rows(x),
-                x.data_ptr(),
+                self._session.rows(own),
+                own.data_ptr(),
                 section.matrix,
                 None if section.bias is None else section.bias.data_ptr(),
                 None if residual is None else residual.data_ptr() + column * residual.itemsize,
@@ -90,4 +91,12 @@ class NativeLinear:
             )
             self._session.run(op, section)
             column += section.n
+        return out
+
+    def _gathered(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        """The columns of x [rows, k] in the order of the weight's."""
+        assert weight.order is not None
+        out = self._session.empty(x, weight.k, dtype=x.dtype)
+        fields = (x.data_ptr(), weight.order.data_ptr(), out.data_ptr(), weight.k, DTYPES[x.dtype])
+        self._session.run(GatherOp(self._session.rows(x), *fields), weight)
         return out

@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.config.weights import GGUF_FORMATS, Stored, WeightFormat, cpu_format
+from penstock.kernels.coded_rows import CODED, CodedRows, same_order
 from penstock.kernels.native.layout import Layout, native_format
 from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 
-FILE_TYPES = ("F32", "BF16", "F16", *GGUF_FORMATS)  # of elements in files, in the order of Stored in cpp/pack.h
+FILE_TYPES = ("F32", "BF16", "F16", *GGUF_FORMATS, CODED)  # of elements in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 _NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 
@@ -30,6 +34,7 @@ class NativePacker:
         """`shape` is that of `experts` weights stacked below each other."""
         self._layout = Layout(shape[0] // experts, shape[1], fmt, gated, experts)
         self._parts = self._layout.empty(memory.empty)
+        self._order: NDArray[np.int32] | None = None
 
     def put(self, start: int, rows: "Tensor") -> None:
         self._check(start, rows, self._layout.k)
@@ -39,6 +44,18 @@ class NativePacker:
         """Like `put`, for rows as a GGUF file holds them: uint8 [rows, bytes of a row]."""
         self._check(start, rows, rows.shape[1])
         self._pack(start, rows, dtype)
+
+    def put_codes(self, start: int, rows: CodedRows) -> None:
+        """Like `put`, for codes of a format. They are quantised anew if the weight has no place for their order."""
+        import torch
+
+        fmt = self._layout.format
+        if fmt.scheme != "grouped" or fmt.ordered != rows.format.ordered:
+            self.put(start, torch.from_numpy(rows.values()))
+            return
+        if rows.order is not None:
+            self._order = same_order(self._order, rows.order)
+        self.put_stored(start, torch.from_numpy(rows.packed_as(fmt)), CODED)
 
     def jobs(self, start: int, count: int, dtype: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
         """Jobs that pack `count` rows of an element type from row `start` on, one for each expert, as (first of these
@@ -67,12 +84,15 @@ class NativePacker:
         for first, job in self.jobs(start, len(rows), dtype, stride):
             job.rows = rows.data_ptr() + first * stride
             if bad := pack_rows(job):
-                raise ValueError(cannot_quantise(bad))
+                raise ValueError(not_in_fp16(bad) if dtype == CODED else cannot_quantise(bad))
 
     def finish(self) -> "PackedWeight":
         from penstock.kernels.native.packing import packed_weight
 
-        return packed_weight(self._layout, self._parts)
+        order = self._order
+        if order is not None and (order == np.arange(len(order))).all():
+            order = None
+        return packed_weight(self._layout, self._parts, order)
 
 
 class SectionPacker:
@@ -89,6 +109,10 @@ class SectionPacker:
     def put_stored(self, start: int, rows: "Tensor", dtype: str) -> None:
         packer, first = section_at(self._sections, start)
         packer.put_stored(first, rows, dtype)
+
+    def put_codes(self, start: int, rows: CodedRows) -> None:
+        packer, first = section_at(self._sections, start)
+        packer.put_codes(first, rows)
 
     def jobs(self, start: int, count: int, dtype: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
         packer, first = section_at(self._sections, start)
@@ -137,3 +161,7 @@ class NativePacking:
 
 def cannot_quantise(rows: int) -> str:
     return f"{rows} rows hold infinity or NaN, or are too large to quantise: use --quantization none"
+
+
+def not_in_fp16(rows: int) -> str:
+    return f'{rows} rows have scales that fp16 does not hold: write "dtype": "float32" into config.json'

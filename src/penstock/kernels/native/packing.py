@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.weights import WeightFormat
@@ -28,6 +30,7 @@ class PackedWeight:
     format: WeightFormat
     gated: bool = False
     count: int = 1  # weights [n, k] that lie one behind the other: those of experts
+    order: Tensor | None = None  # int32 [k]: the column of x that each column is multiplied with; None: its own
 
     @property
     def parts(self) -> dict[str, Tensor | None]:
@@ -37,7 +40,7 @@ class PackedWeight:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for tensor in (*self.parts.values(), self.bias) if tensor is not None)
+        return tuple(tensor for tensor in (*self.parts.values(), self.bias, self.order) if tensor is not None)
 
     @property
     def nbytes(self) -> int:
@@ -69,8 +72,8 @@ class SectionedWeight:
         return sum(section.nbytes for section in self.sections)
 
 
-def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
-    """A PackedWeight that shares the memory of the parts."""
+def packed_weight(layout: Layout, parts: Parts, order: NDArray[np.int32] | None = None) -> PackedWeight:
+    """A PackedWeight that shares the memory of the parts. `order`: see there."""
     tensors = {
         name: None if part is None else torch.from_numpy(part).flatten(0, 1 if part.ndim == 4 else -1)
         for name, part in parts.items()
@@ -81,6 +84,7 @@ def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
         lines.view(-1),
         **tensors,
         bias=None,
+        order=None if order is None else torch.from_numpy(order),
         n=layout.n,
         k=layout.k,
         format=layout.format,

@@ -19,45 +19,19 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.structs import (
-    OPS,
-    AnyOp,
-    CacheOp,
-    ExpertsOp,
-    GateOp,
-    LatentOp,
-    LinearOp,
-    NormOp,
-    RecurrenceOp,
-    TaggedOp,
-)
+from penstock.kernels.native.structs import OPS, AnyOp, LinearOp, TaggedOp
 from penstock.kernels.native.team import ThreadTeam
 
 _CODES: dict[type[Any], tuple[int, str]] = {kind: (code, name) for code, (name, kind) in enumerate(OPS)}
 _NAMES = dict(_CODES.values())
-_PRODUCTS = {  # a product's label, by that of the op before; "": a program of the head begins within a layer
-    "": "output",
-    "attention": "output",
-    "gate": "output",
-    "recurrence": "output",
-    "gate_up": "down",
-    "output": "router",
-    "route": "shared_gate",
-}
-
 
 _OF_THREAD = threading.local()  # the sessions of each thread
-
-_INSIDE = ("attention", "gate_up", "output", "route")  # after these, a layer's output follows
-
-# A product's label, by the op after it.
-_BEFORE: dict[type[Any], str] = {CacheOp: "qkv", GateOp: "attention_gate", RecurrenceOp: "rates"}
 
 
 class TimedOp(NamedTuple):
     """An op of a profiled program."""
 
-    label: str  # the kind of op, or which product it is: "qkv", "head", ... (see _labels)
+    label: str  # the kind of op, or which product it is: "qkv", "head", ...
     op: AnyOp
     seconds: float
 
@@ -93,6 +67,7 @@ class Program:
         self._cells: dict[int, c_int64] = {}  # by the address of a tensor's memory
         self._kept: list[Any] = []
         self._recorded: list[TaggedOp] = []
+        self._labels: list[str] = []  # of the recorded ops
         self._calls: list[tuple[int, Callable[[], None]]] = []  # (after how many ops, function)
         self._ops: ctypes.Array[TaggedOp] | None = None
         # (ops, how many, function to call after them)
@@ -112,8 +87,9 @@ class Program:
         self._cells[tensor.untyped_storage().data_ptr()] = rows
         return tensor
 
-    def append(self, op: TaggedOp, keep: Sequence[Any]) -> None:
+    def append(self, op: TaggedOp, label: str, keep: Sequence[Any]) -> None:
         self._recorded.append(op)
+        self._labels.append(label)
         self._kept.extend(keep)
 
     def call(self, function: Callable[..., None], tensors: Sequence[Tensor]) -> None:
@@ -126,6 +102,7 @@ class Program:
         """Append the ops and calls of another program, whose recording has ended."""
         self._calls += [(len(self._recorded) + place, call) for place, call in program._calls]
         self._recorded += program._recorded
+        self._labels += program._labels
         self._kept.append(program)
 
     def replace(self, place: int, op: AnyOp) -> None:
@@ -170,7 +147,7 @@ class Program:
     def timed(self, seconds: Sequence[float]) -> list[TimedOp]:
         """The ops with their labels and seconds."""
         ops: list[AnyOp] = [getattr(entry.op, _NAMES[entry.code]) for entry in self._recorded]
-        return [TimedOp(*each) for each in zip(_labels(ops), ops, seconds, strict=True)]
+        return [TimedOp(*each) for each in zip(self._labels, ops, seconds, strict=True)]
 
 
 def _at(tensor: Tensor) -> Tensor:
@@ -179,60 +156,12 @@ def _at(tensor: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
-def _labels(ops: Sequence[AnyOp]) -> list[str]:
-    """Label ops. A product is recognised by the ops around it: "qkv" comes before the cache op, "output" after
-    attention, "down" after the gated one; a mixture's router and shared gate come before and after the routing; "rates"
-    and before them "input" come before a recurrence, "experts_in" and "experts_out" around experts of another
-    width, and "latents" are all products that make them and queries."""
-    labels: list[str] = []
-    last = ""
-    for i, op in enumerate(ops):
-        label = _CODES[type(op)][1]
-        if isinstance(op, LinearOp):
-            rest = ops[_end_of_product(ops, i) :]
-            if op.epilogue:
-                label = "gate_up"
-            elif op.heads > 1:
-                label = "by_head"
-            elif last == "down" and rest and isinstance(rest[0], ExpertsOp):
-                label = "experts_in"
-            elif i and isinstance(ops[i - 1], ExpertsOp):
-                label = "experts_out"
-            elif last not in _INSIDE and _makes_latents(ops, i):
-                label = "latents"
-            elif (following := _BEFORE.get(type(rest[0])) if rest else None) is not None:
-                label = following
-            elif len(rest) > 1 and isinstance(rest[1], RecurrenceOp):
-                label = "input"
-            else:
-                label = _PRODUCTS.get(last, "head")
-        if label not in ("norm", "by_head"):
-            last = label
-        labels.append(label)
-    return labels
-
-
-def _end_of_product(ops: Sequence[AnyOp], i: int) -> int:
-    """The place after a product, which is several ops if its weight has sections."""
-    product, end = ops[i], i + 1
-    assert isinstance(product, LinearOp)
-    while end < len(ops) and isinstance(op := ops[end], LinearOp) and op.stride > op.weight.n:
-        if (op.x, op.stride) != (product.x, product.stride):
-            break
-        end += 1
-    return end
-
-
-def _makes_latents(ops: Sequence[AnyOp], i: int) -> bool:
-    following = (op for op in ops[i + 1 :] if not isinstance(op, LinearOp | NormOp))
-    return isinstance(next(following, None), LatentOp)
-
-
 class Session:
     """The state that native providers share: a team of threads, and the program that is being recorded, if any."""
 
     def __init__(self, team: ThreadTeam) -> None:
         self.team = team
+        self.product = ""  # the name of the product that runs next: the label of its ops
         self._program: Program | None = None
         self._rows = c_int64()  # the rows of an op that runs at once
         self._one = (TaggedOp * 1)()  # the op that runs at once
@@ -280,7 +209,8 @@ class Session:
             return
         entry = TaggedOp(code)
         setattr(entry.op, name, op)
-        self._program.append(entry, keep)
+        label = self.product if isinstance(op, LinearOp) else ""
+        self._program.append(entry, label or name, keep)
 
     def call(self, function: Callable[..., None], *tensors: Tensor) -> None:
         """Call a function, which may change the tensors: at once, or on every run of the recorded program."""

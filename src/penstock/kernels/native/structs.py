@@ -288,6 +288,17 @@ class FiniteOp(ctypes.Structure):
     _fields_ = (("rows", c_void_p), ("x", c_void_p), ("finite", c_void_p), ("width", c_int64), ("dtype", c_int32))
 
 
+class GatherOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("x", c_void_p),
+        ("order", c_void_p),
+        ("out", c_void_p),
+        ("width", c_int64),
+        ("dtype", c_int32),
+    )
+
+
 AnyOp = (
     EmbeddingOp
     | NormOp
@@ -304,6 +315,7 @@ AnyOp = (
     | RecurrenceOp
     | GateOp
     | LatentOp
+    | GatherOp
 )
 OPS: tuple[tuple[str, type[ctypes.Structure]], ...] = (  # in the order of OpCode
     ("embedding", EmbeddingOp),
@@ -321,6 +333,7 @@ OPS: tuple[tuple[str, type[ctypes.Structure]], ...] = (  # in the order of OpCod
     ("recurrence", RecurrenceOp),
     ("gate", GateOp),
     ("latent", LatentOp),
+    ("gather", GatherOp),
 )
 
 

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.config.weights import WIDENED_BYTES, WIDENED_ROWS
+from penstock.config.weights import TABLES, WIDENED_BYTES, WIDENED_ROWS
 from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.tiles import TILES, Tile, precision, tile_product
-from penstock.kernels.triton.weights import TABLES, CodedWeight
+from penstock.kernels.triton.weights import CodedWeight
 
 ROW_RUNS = 16  # of an embedding's row, per program
 WIDE_COLUMNS = 128  # per program that widens codes
@@ -32,6 +32,8 @@ def coded_linear(
 ) -> Tensor:
     """Returns the product of x [rows, k], [rows, n] in the dtype, plus the bias and a residual [rows, n]. `fixed`: see
     tile_product. `out`, if given, gets the product. It may be columns of a wider tensor, then without a residual."""
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
     rows, (n, k) = len(x), weight.shape
     if out is None:
         out = torch.empty(rows, n, dtype=dtype, device=x.device)

@@ -1,10 +1,11 @@
-"""Writes the rows of a GGUF file into the columns of a coded weight. Native code decodes them into the CPU's layout,
-without loss. Torch changes that into a GPU's layout, on the weight's device."""
+"""Writes rows of codes, as a checkpoint has them, into the columns of a coded weight. Native code decodes them into the
+CPU's layout, without loss. Torch changes that into a GPU's layout, on the weight's device."""
 
 import torch
 from torch import Tensor
 
 from penstock.config.weights import COLUMNS, device_width
+from penstock.kernels.coded_rows import CodedRows, same_order
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.native.packing import PackedWeight
@@ -19,9 +20,29 @@ def put_stored(weight: CodedWeight, start: int, rows: Tensor, dtype: str) -> Non
 
     ValueError for rows of another width, and if a scale is not finite or not exact in the weight's format.
     """
-    packer = NativePacker((len(rows), weight.k), weight.format, gated=False, memory=WeightMemory())
+    packer = _packer(weight, len(rows))
     packer.put_stored(0, rows, dtype)
-    packed, part = packer.finish(), slice(start, start + len(rows))
+    _write(weight, start, packer.finish())
+
+
+def put_codes(weight: CodedWeight, start: int, rows: CodedRows) -> None:
+    """Like `put_stored`, for codes: see CodePacker.put_codes."""
+    packer = _packer(weight, len(rows.codes))
+    packer.put_codes(0, rows)
+    _write(weight, start, packer.finish())
+    if weight.order is not None and rows.order is not None:
+        before = weight.order.numpy(force=True)
+        order = same_order(before if before.any() else None, rows.order)
+        weight.order.copy_(torch.from_numpy(order))
+
+
+def _packer(weight: CodedWeight, rows: int) -> NativePacker:
+    return NativePacker((rows, weight.k), weight.format, gated=False, memory=WeightMemory())
+
+
+def _write(weight: CodedWeight, start: int, packed: PackedWeight) -> None:
+    """Write packed rows into the weight from row `start` on."""
+    part = slice(start, start + packed.n)
     assert packed.scales is not None
     weight.codes[:, part] = pack_codes(_codes(packed, weight.codes.device), weight.format)
     pairs = zip(weight.factors, (packed.scales, packed.super_scales, packed.mins, packed.super_mins), strict=True)

@@ -18,14 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import SUPER, WeightFormat, device_half, device_int4, device_width
+from penstock.config.weights import SUPER, TABLES, WeightFormat, device_half, device_int4, device_width
 from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
-TABLES = {  # for codes that are places in a table: its values, which cpp/gguf_rows.h has too
-    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-    "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
-}
 _SCALES = {"f16": torch.float16, "f32": torch.float32, "two_levels": torch.int8}
 
 
@@ -59,6 +55,7 @@ class CodedWeight:
     format: WeightFormat
     k: int
     bias: Tensor | None = None
+    order: Tensor | None = None  # int32 [k], of an ordered format: the column of x that each one is multiplied with
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,8 +76,12 @@ class CodedWeight:
         return device_width(self.k, self.format) // (2 * self.half)
 
     @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return (self.codes, *self.factors, self.bias, self.order)
+
+    @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.codes, *self.factors, self.bias) if tensor is not None)
+        return sum(tensor.nbytes for tensor in self._tensors if tensor is not None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def empty_codes(n: int, k: int, fmt: WeightFormat, device: torch.device | str) -
 
     (scales, super_scales), (mins, super_mins) = factors(True), factors(fmt.mins)
     assert scales is not None
-    return CodedWeight(zeros(width * fmt.bits // 8, torch.uint8), scales, super_scales, mins, super_mins, fmt, k)
+    codes = zeros(width * fmt.bits // 8, torch.uint8)
+    order = torch.zeros(k, dtype=torch.int32, device=device) if fmt.ordered else None
+    return CodedWeight(codes, scales, super_scales, mins, super_mins, fmt, k, order=order)
 
 
 def empty_weight(

@@ -109,7 +109,7 @@ class TracedBody:
             ]
             bias = torch.cat(biases).detach()[rows]
         weight = torch.cat([linear.weight.detach() for linear in node.projections])[rows]
-        together, first = PackedLinear(self._kernels, weight, bias), 0
+        together, first = PackedLinear(self._kernels, weight, bias, name="qkv"), 0
         for linear in node.projections:
             parent, name = self._places[linear]
             setattr(parent, name, PackedRows(together, rows.argsort()[first : first + linear.out_features]))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
-from penstock.messages import Capacity, Identity, KVGroup, MemoryRow
+from penstock.messages import Capacity, Identity, Kept, KVGroup, MemoryRow
 from penstock.models import LanguageModel
 from penstock.runtime.pages import KVPages
 
@@ -30,8 +30,13 @@ def measured_capacity(
         identity,
         spec.vocabulary,
         rows,
-        pools=spec.pooling is not None,
-        whole_prompts=spec.pooling is not None and spec.pooling.whole_prompts,
         exact_drafts=exact_drafts,
-        shares=not spec.state_layers,
+        output="tokens" if spec.pooling is None else "vectors",
+        keeps=_kept(spec),
     )
+
+
+def _kept(spec: ModelSpec) -> Kept:
+    if spec.pooling is not None and spec.pooling.whole_prompts:
+        return "nothing"
+    return "states" if spec.state_layers else "blocks"

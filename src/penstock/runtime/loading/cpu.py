@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, Place, detect_hardware, format_bytes, memory_table, size_memory, stored_as
+from penstock.config import EngineConfig, RankPlace, detect_hardware, format_bytes, memory_table, size_memory, stored_as
 from penstock.config.weights import Stored, codes_of
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def load_cpu_runner(
     config: EngineConfig,
-    place: Place | None = None,
+    place: RankPlace | None = None,
     rendezvous: str = "",
     num_blocks: Sequence[int] = (),
     *,
@@ -53,7 +53,7 @@ def load_cpu_runner(
     keep_freed_memory()
     interleave_memory()
     folder = Path(config.model)
-    place = place or Place()
+    place = place or RankPlace()
     whole = load_spec(folder)
     spec = shard(whole, place)
     platform = detect_platform(config.device)
@@ -88,7 +88,7 @@ def load_cpu_runner(
     return runner
 
 
-def join_mesh(config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: str) -> Mesh | None:
+def join_mesh(config: EngineConfig, spec: ModelSpec, place: RankPlace, rendezvous: str) -> Mesh | None:
     """Connects the ranks of a model on CPUs. Returns None when there is one rank. Raises MeshError."""
     if place.split.world == 1:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Place, size_memory, stored_as
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, RankPlace, size_memory, stored_as
 from penstock.config.machine.gpu import no_gpu, too_few_gpus
 from penstock.config.memory import (
     CONTEXT_BYTES,
@@ -46,14 +46,14 @@ from penstock.runtime.step_kernels import StepKernels
 from penstock.weights.digest import WeightsDigest
 from penstock.weights.load import load_parameters
 
-WHOLE_MODEL = Place()
+WHOLE_MODEL = RankPlace()
 
 logger = logging.getLogger(__name__)
 
 
 def load_gpu_runner(
     config: EngineConfig,
-    place: Place = WHOLE_MODEL,
+    place: RankPlace = WHOLE_MODEL,
     rendezvous: str = "",
     local: tuple[int, int] = (0, 1),
     *,
@@ -84,7 +84,7 @@ def load_device_runner(
     device: Device,
     platform: Platform,
     memory: DeviceMemory,
-    place: Place = WHOLE_MODEL,
+    place: RankPlace = WHOLE_MODEL,
     rendezvous: str = "",
     *,
     step_kernels: StepKernels | None = None,
@@ -108,7 +108,7 @@ def _load(
     device: Device,
     platform: Platform,
     memory: DeviceMemory,
-    place: Place,
+    place: RankPlace,
     rendezvous: str,
     step_kernels: StepKernels | None,
     progress: bool,
@@ -163,7 +163,7 @@ def _load(
 
 
 def join_mesh(
-    config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: str, device: torch.device
+    config: EngineConfig, spec: ModelSpec, place: RankPlace, rendezvous: str, device: torch.device
 ) -> Mesh | None:
     """Connects the ranks of a model on devices; `spec` is this rank's part. Returns None when there is one rank. Raises
     MeshError."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from penstock.config import Place
+from penstock.config import RankPlace
 from penstock.config.split import part
 from penstock.kernels.native.session import Session
 from penstock.models import Collectives
@@ -77,7 +77,7 @@ class Mesh:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         rendezvous: str,
         *,
         message_bytes: int,
@@ -224,7 +224,7 @@ class Mesh:
 class _Connector:
     """Creates the links of one rank. All ranks at the ends of a link must call for it."""
 
-    place: Place
+    place: RankPlace
     store: TCPStore
     address: str  # of this machine
     backend: str
@@ -300,7 +300,7 @@ def _address(rendezvous: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _store(host: str, port: int, place: Place, timeout: float) -> TCPStore:
+def _store(host: str, port: int, place: RankPlace, timeout: float) -> TCPStore:
     """Returns the store through which ranks exchange addresses. Rank 0 serves it, and listens at `host` only."""
     seconds, world = timedelta(seconds=timeout), place.split.world
     if place.rank:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.observe.progress import progress_bar
-from penstock.runtime.device import Device, Found
+from penstock.runtime.device import Device, StepOutputs
 from penstock.runtime.step import ChooseOptions, EagerStep, Shape
 from penstock.runtime.units import Units
 
@@ -40,10 +40,8 @@ class DecodeGraphs:
         sampled = sizes[-1] if samples else 0
         self._hidden = step.hidden_states(0 if step.last else sizes[-1])
         self._logits = torch.zeros(sampled, vocab_size, dtype=torch.float32, device=device.where)
-        self._given = {
-            "tokens": torch.zeros(sampled, dtype=torch.int64, device=device.where),
-            "status": torch.zeros(sampled, dtype=torch.int32, device=device.where),
-        }
+        self._tokens = torch.zeros(sampled, dtype=torch.int64, device=device.where)
+        self._status = torch.zeros(sampled, dtype=torch.int32, device=device.where)
         self._sizes = list(sizes)
         self._graphs: dict[int, DecodeGraph] = {}
         with progress_bar("capturing CUDA graphs", len(sizes), wanted=progress) as advance:
@@ -64,18 +62,19 @@ class DecodeGraphs:
 
     def choose(
         self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None, masked: bool
-    ) -> Found:
-        """Replay the rest of a step of so many sequences. The result has new tensors; it is empty on ranks that do not
-        sample."""
+    ) -> StepOutputs:
+        """Replay the rest of a step of so many sequences. The outputs are new tensors; there are none on ranks that do
+        not sample."""
         if options is not None and not options.plain:
             # With padding, so that every rank broadcasts as many tokens as a replay would.
-            given = self._step.choose(graph.logits, shape, options, masked)
-            return {name: tensor[:count] for name, tensor in given.items()}
+            return self._step.choose(graph.logits, shape, options, masked).mapped(lambda tensor: tensor[:count])
         if masked:
             graph.choose_masked()
         else:
             graph.choose()
-        return {name: tensor[:count].clone() for name, tensor in self._given.items()} if self._samples else {}
+        if not self._samples:
+            return StepOutputs()
+        return StepOutputs(self._tokens[:count].clone(), self._status[:count].clone())
 
     def _capture(self, device: Device, size: int) -> DecodeGraph:
         """Captures a step of padding alone, which leaves the batch as it is."""
@@ -101,6 +100,6 @@ class DecodeGraphs:
             self._step.advance(shape)
             return
         count = shape.sequences
-        given = self._step.choose(self._logits[:count], shape, ChooseOptions(True, -1), masked)
-        for name, tensor in given.items():
-            self._given[name][:count].copy_(tensor)
+        chosen = self._step.choose(self._logits[:count], shape, ChooseOptions(True, -1), masked)
+        self._tokens[:count].copy_(chosen.tokens)
+        self._status[:count].copy_(chosen.status)

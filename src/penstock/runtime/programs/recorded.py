@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ctypes import addressof, c_int64
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
 from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Hidden
-from penstock.runtime.device import Found
+from penstock.runtime.device import StepOutputs
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.sampling.sampler import Sampler
 from penstock.runtime.step import ChooseOptions, EagerStep, Shape
@@ -64,14 +65,14 @@ class RecordedStep:
                 most = max(capacity.logit_rows, scored)
                 rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:most], self._rows))
                 self._logits = step.logits(rows)
-        self._given: Found = {}
+        self._given = StepOutputs()
         with session.record() as self._advance:
             if sampler is None or self._logits is None:
                 step.advance(capacity)
             else:
                 self._given = step.choose(self._logits[: capacity.logit_rows], capacity, ChooseOptions(True, -1), False)
         with session.record() as self._decode:
-            if self._given:
+            if self._given.tokens is not None:
                 for program in (self._forward, self._head, self._advance):
                     self._decode.extend(program)
         # Views of as many rows as the last step had: a repeated step calls neither torch nor NumPy.
@@ -110,12 +111,12 @@ class RecordedStep:
         self._shape = None
         return self._step.score(logits, targets, k)
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> StepOutputs:
         self._prepare_choice(shape, options, masked)
         self._run(self._advance)
         return self._chosen(options)
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> StepOutputs:
         """Executes the step with one native call.
 
         A repeated step skips all work that it does not need: weights have evicted Python's code from the caches, so
@@ -145,14 +146,15 @@ class RecordedStep:
         count = shape.logit_rows
         if shape is not self._shape:
             self._shape, self._kernels.logit_rows.value = shape, count
-            self._given_part = {name: memoryview(tensor[:count].numpy()) for name, tensor in self._given.items()}
+            self._given_part = self._given.mapped(lambda tensor: memoryview(tensor[:count].numpy()))
         masks = self._sampler.masks if masked else None
         self._kernels.describe(self._sampler.edits, self._token_ids, self._most_rows, options.logprobs, masks)
 
-    def _chosen(self, options: ChooseOptions) -> Found:
+    def _chosen(self, options: ChooseOptions) -> StepOutputs:
         if options.logprobs < 0:
             return self._given_part
-        return {**self._given_part, "packed": self._kernels.packed(self._kernels.logit_rows.value)}
+        packed = self._kernels.packed(self._kernels.logit_rows.value)
+        return msgspec.structs.replace(self._given_part, packed=packed)
 
     def _bring_to_front(self, hidden: Hidden) -> None:
         """Put rows where the head reads them."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
-from penstock.models.encoder import BLOCK, Encoder, LayerInput, Places, Texts, window_of
+from penstock.models.encoder import BLOCK, Encoder, LayerInput, TextLayout, Texts, window_of
 
 TOKENS_PER_THREAD = 256  # in a part: their hidden states and the results of products stay in the L2 cache
 
@@ -42,26 +42,26 @@ class RecordedEncoder:
 
     def forward(self, texts: Texts) -> Tensor:
         """Returns the hidden states [tokens, hidden] in new memory."""
-        places = Places.of(texts.lengths)
-        x = self._model.embed(texts, places)
+        layout = TextLayout.of(texts.lengths)
+        x = self._model.embed(texts, layout)
         for first, end in _parts(texts.lengths, self._part_tokens):
-            part = x[places.starts[first] : places.starts[end]]
-            part.copy_(self._run(part, places.part(first, end)))
+            part = x[layout.starts[first] : layout.starts[end]]
+            part.copy_(self._run(part, layout.part(first, end)))
         return x
 
-    def _run(self, x: Tensor, places: Places) -> Tensor:
+    def _run(self, x: Tensor, layout: TextLayout) -> Tensor:
         """Runs the program on one part. Returns hidden states that the next run overwrites."""
         count = self._rows.value = len(x)
         self._x[:count] = x
         inputs = self._inputs
         for tensor, values in (
-            (inputs.positions, places.positions),
-            (inputs.blocks, places.blocks),
-            (inputs.offsets, places.offsets),
+            (inputs.positions, layout.positions),
+            (inputs.blocks, layout.blocks),
+            (inputs.offsets, layout.offsets),
         ):
             tensor.numpy()[:count] = values
         for reach, work in self._attention.items():
-            work.fill(places.batch(reach))
+            work.fill(layout.batch(reach))
         self._program.run()
         return self._out[:count]
 

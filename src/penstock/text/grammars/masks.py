@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.text.grammars.copies import GrammarCopy
+from penstock.text.grammars.guarded import GuardedCopy
 
 
 class MaskJob(NamedTuple):
     """The masks of one sequence: for its next token, and for those after each draft."""
 
-    grammar: GrammarCopy
+    grammar: GrammarCopy | GuardedCopy
     line: int  # of the first one among the step's masks
     drafts: list[int]
 
@@ -28,12 +29,17 @@ class MaskThreads:
 
     def fill(self, jobs: Sequence[MaskJob], words: NDArray[np.int32]) -> None:
         """Fills in masks in the lines of `words` [lines, vocab / 32]."""
-        left = iter(jobs)  # each thread takes the next one
-        count = min(self._others, len(jobs) - 1)
+        for job in jobs:
+            if isinstance(job.grammar, GuardedCopy):  # these have lanes of their own
+                job.grammar.start(job.drafts)
+        plain = [job for job in jobs if isinstance(job.grammar, GrammarCopy)]
+        left = iter(plain)  # each thread takes the next one
+        count = min(self._others, len(plain) - 1)
         others = [self._pool.submit(self._compute, left, words) for _ in range(count)]
         self._compute(left, words)
         for each in others:
             each.result()
+        self._compute((job for job in jobs if isinstance(job.grammar, GuardedCopy)), words)
 
     @staticmethod
     def _compute(left: Iterator[MaskJob], words: NDArray[np.int32]) -> None:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from penstock.messages import Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar
 from penstock.text.grammars.copies import RENEW_SECONDS, CompiledGrammar, GrammarCopy
+from penstock.text.grammars.guarded import GuardedCopy
+from penstock.text.grammars.lanes import Lanes
 from penstock.text.grammars.masks import MaskJob, MaskThreads
 from penstock.text.grammars.thinking import AllowedTokens, Thinker, ThinkingMarkers
 from penstock.text.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 MAX_COMPILED = 64  # grammars that are kept; one has at most 20,000 states of about 2 kB
 MAX_COMPILED_BYTES = 1 << 20  # of the texts of these grammars
 MAX_THREADS = 8  # that compute masks
+LARGE = 8 << 10  # bytes of a schema or expression from which on it may be slow, as one in Lark may always be
 
 
 class Trigger:
@@ -69,7 +72,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        grammar: GrammarCopy | None,
+        grammar: GrammarCopy | GuardedCopy | None,
         trigger: Trigger | None,
         vocabulary: Sequence[bytes],
         stops: frozenset[int],
@@ -86,7 +89,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str:
-        return "" if self.grammar is None else self.grammar.error
+        return "" if self.grammar is None else self.grammar.settle()
 
     def free(self, tokens: int) -> bool:
         if self._ended:
@@ -135,7 +138,7 @@ class GrammarMatcher:
 
     def take(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
-            if self._ended or self.error:
+            if self._ended or (self.grammar is not None and self.grammar.error):
                 return
             trigger = self._trigger
             ignored = trigger is not None and self._ignored(trigger, self._thinker)
@@ -152,7 +155,8 @@ class GrammarMatcher:
         held = self._trigger is None and not (self._ended or self.error)
         if not held or self.grammar is None or (self._thinker is not None and not self._thinker.free(0)):
             return ()
-        return self.grammar.forced()
+        tokens = self.grammar.forced()
+        return () if self._stops.intersection(tokens) else tokens
 
     def _search(self, trigger: Trigger, token_id: int) -> None:
         """Looks for the trigger in the output."""
@@ -188,6 +192,7 @@ class GrammarMatchers:
         self._vocabulary: list[bytes] = []
         self._text: Tokenizer | None = None  # the model's tokenizer
         self._tokenizer: LLTokenizer | None = None  # the same for llguidance
+        self._lanes: Lanes | None = None  # for grammars that may be slow
         self._known_markers: dict[tuple[str, str, tuple[str, ...]], ThinkingMarkers] = {}
         self._masks = MaskThreads(self._threads)
 
@@ -200,10 +205,19 @@ class GrammarMatchers:
         if grammar.thinking is not None:
             strict = compiled is not None and trigger is None
             thinker = Thinker(self._markers(grammar.thinking), grammar.thinking, strict=strict)
-        copy = None if compiled is None else GrammarCopy(compiled, functools.partial(self._renew, grammar))
+        copy = None if compiled is None else self._copy(grammar, compiled)
         matcher = GrammarMatcher(copy, trigger, self._vocabulary, self._stops, thinker)
         matcher.take(output_ids)
         return matcher
+
+    def _copy(self, grammar: Grammar, compiled: CompiledGrammar) -> GrammarCopy | GuardedCopy:
+        copy = GrammarCopy(compiled, functools.partial(self._renew, grammar))
+        if grammar.kind != "lark" and len(grammar.text) < LARGE:
+            return copy
+        if self._lanes is None:
+            assert self._tokenizer is not None, "compiling a grammar makes it"
+            self._lanes = Lanes(self._threads, self._tokenizer)
+        return GuardedCopy(copy, self._lanes, -(-self._vocab_size // 32))
 
     def fill(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]], words: NDArray[np.int32]) -> None:
         jobs: list[MaskJob] = []
@@ -252,7 +266,8 @@ class GrammarMatchers:
     @staticmethod
     def _timed(tokenizer: "LLTokenizer", grammar: Grammar) -> CompiledGrammar:
         began = time.thread_time()
-        return CompiledGrammar(compile_grammar(tokenizer, grammar), time.thread_time() - began)
+        matcher = compile_grammar(tokenizer, grammar)
+        return CompiledGrammar(matcher, time.thread_time() - began, ambiguous=grammar.kind == "lark")
 
     def _renew(self, grammar: Grammar, failed: CompiledGrammar) -> CompiledGrammar | None:
         """Compiles a grammar again after its lexer has failed, for this sequence and later ones. Returns None if that

@@ -19,6 +19,7 @@ from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.inner import InnerRequest
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import HEADER, MOST
+from penstock.messages.tensors import TensorModels
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -68,12 +69,27 @@ class Calls:
     def limits(self) -> RequestLimits:
         return self._app.limits
 
+    @property
+    def tensors(self) -> TensorModels | None:
+        """The one-shot models of a repository; None: there is no repository."""
+        return self._app.models.tensors
+
+    def in_flight(self) -> AbstractContextManager[None]:
+        """Counts a request that does not run through the app. Raises APIError 429 or 503."""
+        return self._app.in_flight()
+
+    def count(self, route: str, status: int) -> None:
+        """Counts the answer to such a request."""
+        self._app.count(route, status)
+
     def stream(self) -> AbstractContextManager[None]:
         """Counts a stream as long as the block runs. Raises APIError 429 if too many are open."""
         return self._app.open_socket()
 
     async def check_key(self, context: Any) -> None:
         """Ends a call that has no valid key. Called before anything of its messages is received."""
+        if not self._app.keys.required:
+            return
         try:
             self._app.check_key(_headers(context, None))
         except APIError:

@@ -1,9 +1,10 @@
 """The methods of the gRPC services. Each is a translation of one of KServe's HTTP routes."""
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -15,6 +16,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Message
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
+from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.grpc.calls import Calls, HTTPAnswer, fail
 from penstock.frontend.kserve.grpc.messages import (
     HEALTH,
@@ -27,10 +29,14 @@ from penstock.frontend.kserve.grpc.messages import (
 from penstock.frontend.kserve.grpc.parts import check_parts
 from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer, stream_answer
 
+_MAPS = ("input_map", "output_map", "priority_queue_policy")  # of a configuration
 _LOOK_SECONDS = 0.5  # between looks at the health of a server that is watched
 _MAX_WATCHES = 64  # of the server's health at a time; they need no key
 _MAX_NAME_CHARS = 4096  # of a model, which may be the path of a folder
 _MAX_ID_CHARS = 1024  # of a request's id in the message of its error
+
+if TYPE_CHECKING:
+    from penstock.frontend.kserve.grpc.one_shot import TensorCalls
 
 # Returns the answer to a message, with the call's context and the count of the answer's bytes.
 Handle = Callable[[Any, Any, HeldBytes], Awaitable[Any]]
@@ -64,13 +70,20 @@ _WRAPPED = {"ModelConfig": "config", "RepositoryIndex": "models"}  # the field t
 
 def handlers(calls: Calls, most_at_once: int) -> list[grpc.GenericRpcHandler]:
     """The handlers of the services. `most_at_once`: requests of one stream that run at a time."""
-    infer = _Infer(calls, most_at_once)
+    tensors = None
+    if calls.tensors is not None:
+        from penstock.frontend.kserve.grpc.one_shot import TensorCalls  # imports NumPy
+
+        tensors = TensorCalls(calls)
+    infer = _Infer(calls, most_at_once, tensors)
     health = _Health(calls)
     methods = {
         name: _one(calls, _simple(calls, name, method), method.request, is_open=method.is_open)
         for name, method in _SIMPLE.items()
     }
     methods["ModelInfer"] = _one(calls, infer.whole, "InferRequest")
+    if tensors is not None:
+        methods["ModelInfer"] = _infer_at_once(calls, infer, tensors)
     methods["ModelStreamInfer"] = _handler(infer.stream)
     of_health = {
         "Check": _one(calls, health.check, "HealthRequest", is_open=True),
@@ -104,6 +117,24 @@ def _one(calls: Calls, handle: Handle, request: str, *, is_open: bool = False) -
     return _handler(run)
 
 
+def _infer_at_once(calls: Calls, infer: "_Infer", tensors: "TensorCalls") -> Any:
+    """ModelInfer of a server with a repository. The answer, its metadata and its status are one operation of gRPC,
+    which takes half the time of three."""
+
+    async def run(_: Any, context: Any) -> Any:
+        await calls.check_key(context)
+        try:
+            request = _read("InferRequest", await calls.receive(context))
+            if (model := tensors.find(request)) is not None:
+                return await tensors.answer(model, request)
+            with calls.answering() as unread:
+                return _encode(await infer.whole(request, context, unread))
+        except APIError as error:
+            await fail(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(run)
+
+
 def _read(name: str, data: bytes) -> Any:
     """Decodes a message. Raises APIError 400."""
     if name == "InferRequest":
@@ -115,9 +146,10 @@ def _read(name: str, data: bytes) -> Any:
 
 
 class _Infer:
-    def __init__(self, calls: Calls, most_at_once: int) -> None:
+    def __init__(self, calls: Calls, most_at_once: int, tensors: "TensorCalls | None") -> None:
         self._calls = calls
         self._most_at_once = most_at_once
+        self._tensors = tensors
 
     async def whole(self, request: Any, context: Any, unread: HeldBytes) -> Any:
         """ModelInfer: one answer with the whole text."""
@@ -163,6 +195,13 @@ class _Infer:
         request = MESSAGES["InferRequest"]()
         try:
             request = _read("InferRequest", data)
+            model = None if self._tensors is None else self._tensors.find(request)
+            if model is not None and self._tensors is not None:
+                made = await self._tensors.answer(model, request)
+                answer = MESSAGES["InferAnswer"].FromString(made)
+                answer.parameters.add(key=FINAL).value.bool_param = True
+                await write(MESSAGES["StreamAnswer"](infer_response=answer))
+                return
             path = _model(request)
             inputs = InferInputs(request)
             body = inputs.body()
@@ -264,21 +303,47 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
     """The handler of a method without inference."""
 
     async def handle(request: Any, context: Any, unread: HeldBytes) -> Any:
-        path = method.path
-        if "{}" in path:
-            loaded = method.request == "LoadedModel"
-            path = path.format(_bounded(request.model_name) if loaded else _versioned(request.name, request.version))
-        answer = await calls.ask(context, unread, path, b"{}" if method.posts else None)
+        path, body = method.path, b"{}"
+        if method.request == "LoadedModel":
+            path = path.format(_bounded(request.model_name))
+            body = orjson.dumps({"parameters": dict(map(_parameter, request.parameters))})
+        elif method.request == "Repository":
+            body = orjson.dumps({"ready": request.ready})
+        elif name == "ModelStatistics" and not request.name:
+            path = "/v2/models/stats"
+        elif "{}" in path:
+            path = path.format(_versioned(request.name, request.version))
+        answer = await calls.ask(context, unread, path, body if method.posts else None)
         if method.flag and answer.status in (200, 404, 503):
             return MESSAGES[method.answer](**{method.flag: answer.status == 200})
         if answer.status >= 400:
             await fail(context, answer)
         fields = orjson.loads(answer.body) if answer.body else {}
         if name in _WRAPPED:
-            fields = {_WRAPPED[name]: fields}
-        return json_format.ParseDict(fields, MESSAGES[method.answer]())
+            fields = {_WRAPPED[name]: _with_pairs(fields)}
+        return json_format.ParseDict(fields, MESSAGES[method.answer](), ignore_unknown_fields=name == "ModelConfig")
 
     return handle
+
+
+def _parameter(pair: Any) -> tuple[str, Any]:
+    """A parameter of a request to load a model, as the HTTP route has it: files are base64 there."""
+    kind = pair.value.WhichOneof("choice")
+    if kind == "bytes_param":
+        return pair.key, base64.b64encode(pair.value.bytes_param).decode()
+    return pair.key, None if kind is None else getattr(pair.value, kind)
+
+
+def _with_pairs(fields: Any) -> Any:
+    """The fields of a configuration whose maps are lists of pairs, as these messages have them."""
+    if isinstance(fields, list):
+        return [_with_pairs(each) for each in fields]
+    if not isinstance(fields, dict):
+        return fields
+    return {
+        name: [{"key": key, "value": each} for key, each in value.items()] if name in _MAPS else _with_pairs(value)
+        for name, value in fields.items()
+    }
 
 
 def _encode(message: Any) -> bytes:

@@ -9,6 +9,7 @@
 
 #include "batch.h"
 #include "finite.h"
+#include "gather.h"
 #include "gguf_rows.h"
 #include "isa.h"
 #include "pack.h"
@@ -139,6 +140,8 @@ struct ThreadTeam {
         return isa.gate(worker, op.gate);
       case OpCode::latent:
         return isa.latent(worker, op.latent);
+      case OpCode::gather:
+        return gather(worker, op.gather);
       case OpCode::count:
         return;
     }

@@ -75,6 +75,7 @@ enum class OpCode : int32_t {
   recurrence,
   gate,
   latent,
+  gather,
   count
 };
 
@@ -321,6 +322,15 @@ struct GateOp {  // out = x * sigmoid(gate), or with `plain` x * gate
   Dtype dtype;
 };
 
+struct GatherOp {  // out[row][i] = x[row][order[i]]
+  const int64_t* rows;
+  const void* x;         // [rows][width], as out
+  const int32_t* order;  // [width], each from 0 to width - 1
+  void* out;
+  int64_t width;
+  Dtype dtype;
+};
+
 struct RecordedOp {
   OpCode code;
   union {
@@ -339,6 +349,7 @@ struct RecordedOp {
     RecurrenceOp recurrence;
     GateOp gate;
     LatentOp latent;
+    GatherOp gather;
   };
 };
 

@@ -180,7 +180,7 @@ class RowPacker {
         half_(job.gated ? job.weight.n / 2 : job.weight.n),
         as_stored_(padded_ == k_ && ((format_.scheme == Scheme::bf16 && job.stored == Stored::bf16) ||
                                      (format_.scheme == Scheme::f32 && job.stored == Stored::f32))),
-        recodes_(job.stored > Stored::f16 && holds(format_, traits_of(job.stored))),
+        recodes_(job.stored == Stored::coded || (job.stored > Stored::f16 && holds(format_, traits_of(job.stored)))),
         wide_(padded_),
         words_(kOctet * word_bytes_),
         codes_(groups_ == 0 ? 0 : padded_),
@@ -254,11 +254,18 @@ class RowPacker {
       const GroupedRow row{codes_.data(), scales_.data(), mins_.data(), super_scales_.data(), super_mins_.data()};
       quantize_row(wide_.data(), padded_, format_, row);
     } else {
-      recode(source);
+      job_.stored == Stored::coded ? copy_codes(source) : recode(source);
     }
     if (format_.codes == Codes::bytes) std::memcpy(words, codes_.data(), padded_);
     else to_nibbles(codes_.data(), padded_, words);
     return put_factors(block, column);
+  }
+
+  void copy_codes(const uint8_t* source) {
+    const size_t bytes = groups_ * sizeof(float);
+    std::memcpy(codes_.data(), source, k_);
+    std::memcpy(scales_.data(), source + k_, bytes);
+    if (format_.mins != 0) std::memcpy(mins_.data(), source + k_ + bytes, bytes);
   }
 
   // Expresses the codes of a file in the weight's format.
@@ -369,11 +376,20 @@ class RowPacker {
   std::vector<uint16_t> super_scales_, super_mins_;
 };
 
+// True if the rows of a job are of a type that its weight can be packed from, and have all their bytes.
+bool is_whole(const PackJob& job) {
+  if (job.stored <= Stored::f16) return true;
+  const int64_t k = job.weight.k;
+  if (job.stored != Stored::coded) return is_coded_row(static_cast<int32_t>(job.stored), k, job.row_stride);
+  const Format& format = job.weight.format;
+  const int64_t factors = padded_k(job.weight) / format.group * (format.mins != 0 ? 2 : 1);
+  return format.scheme == Scheme::grouped && format.scales != Scales::two_levels && job.row_stride >= k + 4 * factors;
+}
+
 }  // namespace
 
 int64_t pack_rows(const PackJob& job) {
-  const auto type = static_cast<int32_t>(job.stored);
-  if (job.stored > Stored::f16 && !is_coded_row(type, job.weight.k, job.row_stride)) return -2;
+  if (!is_whole(job)) return -2;
   try {
     return RowPacker(job).run();
   } catch (const std::bad_alloc&) {

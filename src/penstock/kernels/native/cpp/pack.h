@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-// Element types of tensors in files. From q4_0 on they are GGUF's blocks of codes (see gguf_rows.h).
+// Element types of rows. From q4_0 to mxfp4 they are GGUF's blocks of codes (see gguf_rows.h).
 enum class Stored : int32_t {
   f32 = 0,
   bf16 = 1,
@@ -24,7 +24,8 @@ enum class Stored : int32_t {
   q6_k,
   iq4_nl,
   iq4_xs,
-  mxfp4
+  mxfp4,
+  coded  // in the weight's format: a byte for each code, then fp32 scales and minima of its groups
 };
 
 // Some rows of a weight, and the packed weight that they go to. If n or k is padded, the last block of 16 columns must
@@ -42,7 +43,8 @@ struct PackJob {
 // config/weights.py); scales by column are rounded to fp16. Other values are rounded to the nearest, and quantised as
 // quantize.h describes.
 //
-// Returns -1 if memory is refused, -2 if k values of the type take more than row_stride bytes or part of a block, else
+// Returns -1 if memory is refused, -2 if k values of the type take more than row_stride bytes or part of a block, or if
+// coded rows are for a weight that is not grouped, or whose scales have two levels, else
 // the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the format cannot hold.
 // Several threads may call at once, each with rows of its own.
 int64_t pack_rows(const PackJob& job);

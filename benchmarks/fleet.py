@@ -1,0 +1,312 @@
+"""Measures what a fleet costs and what its routing saves.
+
+    python benchmarks/fleet.py --json benchmarks/results/avx512/fleet.json
+
+choose   the processor time of a choice among 64 engines for a prompt of 32k tokens, that of hashing its blocks, and the
+         bytes of an entry of the index
+link     one engine over TCP beside the same model's engine over a socket pair, in turns: the time to the first token,
+         and the processor time that the front and the engine's host take for a token
+routes   two engines on this machine, and traffic whose prompts share prefixes: conversations that come back, and long
+         documents with questions. The prefixes fit into the KV caches of both together, not into one. `cost` beside
+         `round-robin`, in turns, on the same engines with empty caches. `possible` is the share of prompt tokens that
+         one cache without a limit would have.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from results import parser, write
+from servers import start
+
+from penstock.bench.workload import random_prompt
+from penstock.cluster import BlockIndex, FleetView, ReplicaView, RouteRequest, choose
+from penstock.cluster.client import FleetClient
+from penstock.cluster.route import ROUTES
+from penstock.engine.link.ipc import spawn
+from penstock.engine.remote.connector import connect_engine
+from penstock.messages import BlockChanges, BlockKeys, EngineClient, GenerateRequest, ResetCache, SamplingParams
+from penstock.prepare.model import find_model, prepare_found
+
+REPLICAS, PROMPT, BLOCK = 64, 32_000, 16
+CHOICES = 2000
+MODEL = "python-8m"  # of `link`
+ROUTED, KV_BYTES = "smollm2-135m", "120MiB"  # of `routes`: 12 documents of 640 tokens fit into two caches, not into one
+FLAGS = ("--max-num-seqs", "64", "--threads", "1")
+
+
+# -- choose -----------------------------------------------------------------------------------------------------------
+
+
+def measure_choose() -> dict[str, Any]:
+    drawn = random.Random(1)
+    view = FleetView(
+        tuple(
+            ReplicaView(
+                name=f"10.0.0.{number}:9000",
+                max_num_seqs=64,
+                max_model_len=131_072,
+                kv_tokens=500_000,
+                running=drawn.randrange(64),
+                waiting=drawn.randrange(4),
+                backlog_tokens=drawn.randrange(5000),
+                kv_usage=drawn.random(),
+                stats_age=0.1,
+                prefill_seconds=drawn.uniform(1e-4, 2e-4),
+                step_seconds=0.02,
+                row_seconds=2e-4,
+                request_seconds=5.0,
+            )
+            for number in range(REPLICAS)
+        )
+    )
+    prompt = [drawn.randrange(30_000) for _ in range(PROMPT)]
+    chain, keys = BlockKeys(BLOCK, "weights"), []
+    began = time.thread_time()
+    chain.extend(keys, chain.root(""), prompt, PROMPT // BLOCK)
+    hashing = time.thread_time() - began
+    index = BlockIndex()
+    for number, replica in enumerate(view.replicas):
+        index.join(replica.name, 1)
+        index.apply(replica.name, 1, BlockChanges(1, tuple(keys[: number * len(keys) // REPLICAS])))
+    taken = []
+    for seed in range(CHOICES):
+        began = time.thread_time()
+        cached = {name: count * BLOCK for name, count in index.match(keys, 0.0).items()}
+        choose(view, RouteRequest(prompt_tokens=PROMPT, cached=cached), seed)
+        taken.append(time.thread_time() - began)
+    taken.sort()
+    return {
+        "replicas": REPLICAS,
+        "prompt_tokens": PROMPT,
+        "choose_ms_median": round(1e3 * statistics.median(taken), 3),
+        "choose_ms_p99": round(1e3 * taken[int(0.99 * CHOICES)], 3),
+        "hash_ms": round(1e3 * hashing, 2),
+        "index_bytes_a_block": round(entry_bytes()),
+    }
+
+
+def entry_bytes(count: int = 200_000) -> float:
+    tracemalloc.start()
+    index = BlockIndex()
+    index.join("one", 1)
+    for first in range(0, count, 1000):
+        keys = tuple(random.randbytes(32) for _ in range(1000))
+        index.apply("one", 1, BlockChanges(first // 1000 + 1, keys))
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return used / count
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def hosts(model: str, count: int, *flags: str) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
+    """`penstock engine` processes and their addresses."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
+        found = []
+        for number in range(count):
+            log = Path(folder, str(number))
+            command = [sys.executable, "-m", "penstock", "engine", model, "--listen", "127.0.0.1:0", *FLAGS, *flags]
+            process = start(command, stderr=log.open("wb"))
+            held.callback(process.wait)
+            held.callback(process.kill)
+            found.append((process, log))
+        yield [(process, address_of(process, log)) for process, log in found]
+
+
+def address_of(process: subprocess.Popen[bytes], log: Path) -> str:
+    for _ in range(1200):
+        if match := re.search(r"listens on (\S+),", log.read_text()):
+            return match[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise RuntimeError(f"the engine does not listen:\n{log.read_text()}")
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def read(client: EngineClient, name: str, prompt: tuple[int, ...], tokens: int) -> tuple[float, int, float]:
+    """Seconds to the first token, cached tokens of the prompt, and seconds in all."""
+    sampling = SamplingParams(seed=1, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    began, first, cached = time.perf_counter(), 0.0, 0
+    async for delta in client.generate(GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling)):
+        if not first:
+            first, cached = time.perf_counter() - began, delta.cached_tokens
+    return first, cached, time.perf_counter() - began
+
+
+# -- link -------------------------------------------------------------------------------------------------------------
+
+
+async def measure_link(rounds: int, streams: int = 16, tokens: int = 300) -> dict[str, Any]:
+    prepared = prepare_found(find_model(MODEL, {"max_num_seqs": "64", "threads": "1", "kv_cache_memory": "64MiB"}))
+    with hosts(MODEL, 1, "--kv-cache-memory", "64MiB") as [(process, address)]:
+        direct = await spawn(prepared.resolved.engine)
+        fleet = FleetClient(clock=time.monotonic)
+        fleet.join(address, await connect_engine(address, ""))
+        names, source = itertools.count(), random.Random(2)
+        firsts: dict[str, list[float]] = {"direct": [], "tcp": []}
+        costs: dict[str, list[float]] = {"direct": [], "tcp": [], "host": []}
+        clients: dict[str, EngineClient] = {"direct": direct, "tcp": fleet}
+        for turn in range(rounds):
+            for kind, client in list(clients.items())[:: 1 if turn % 2 else -1]:
+                for _ in range(20):
+                    prompt = random_prompt(64, client.info.vocab_size, source)
+                    firsts[kind].append((await read(client, str(next(names)), prompt, 2))[0])
+                prompts = [random_prompt(16, client.info.vocab_size, source) for _ in range(streams)]
+                own, other = time.process_time(), processor_seconds(process.pid)
+                await asyncio.gather(*(read(client, str(next(names)), prompt, tokens) for prompt in prompts))
+                costs[kind].append((time.process_time() - own) / streams / tokens)
+                if kind == "tcp":
+                    costs["host"].append((processor_seconds(process.pid) - other) / streams / tokens)
+        await fleet.close()
+        await direct.close()
+    medians = {kind: statistics.median(values) for kind, values in firsts.items()}
+    each = {kind: 1e6 * statistics.median(values) for kind, values in costs.items()}
+    return {
+        "model": MODEL,
+        "ttft_ms_direct": round(1e3 * medians["direct"], 2),
+        "ttft_ms_tcp": round(1e3 * medians["tcp"], 2),
+        "ttft_ms_added": round(1e3 * (medians["tcp"] - medians["direct"]), 2),
+        "front_us_a_token_direct": round(each["direct"], 1),
+        "front_us_a_token_tcp": round(each["tcp"], 1),
+        "front_us_a_token_added": round(each["tcp"] - each["direct"], 1),
+        "host_us_a_token": round(each["host"], 1),
+    }
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """Prompts that share prefixes, in the order in which they are sent."""
+
+    def __init__(self, kind: str, vocab_size: int, seed: int) -> None:
+        source = random.Random(seed)
+        self.prompts: list[tuple[int, ...]] = []
+        if kind == "documents":
+            documents = [random_prompt(640, vocab_size, source) for _ in range(12)]
+            for _ in range(6):
+                source.shuffle(documents)
+                self.prompts += [each + random_prompt(24, vocab_size, source) for each in documents]
+        else:
+            sessions = [random_prompt(200, vocab_size, source) for _ in range(10)]
+            for _ in range(8):
+                order = list(range(len(sessions)))
+                source.shuffle(order)
+                for number in order:
+                    sessions[number] += random_prompt(60, vocab_size, source)
+                    self.prompts.append(sessions[number])
+        self.possible = possible(self.prompts)
+
+
+def possible(prompts: list[tuple[int, ...]]) -> float:
+    """The share of prompt tokens that a cache without a limit has, in whole blocks."""
+    chain, seen, found = BlockKeys(BLOCK, ""), set(), 0
+    for prompt in prompts:
+        keys: list[bytes] = []
+        chain.extend(keys, chain.root(""), prompt, (len(prompt) - 1) // BLOCK)
+        found += BLOCK * sum(1 for key in keys if key in seen)
+        seen.update(keys)
+    return found / sum(map(len, prompts))
+
+
+@contextlib.asynccontextmanager
+async def front(route: str, addresses: list[str]) -> AsyncIterator[FleetClient]:
+    fleet = FleetClient(ROUTES[route], clock=time.monotonic, seed=1)
+    for address in addresses:
+        fleet.join(address, await connect_engine(address, ""))
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def run(route: str, addresses: list[str], traffic: Traffic, at_once: int) -> dict[str, float]:
+    async with front(route, addresses) as fleet:
+        await fleet.control(ResetCache())
+        gate, results = asyncio.Semaphore(at_once), []
+
+        async def one(number: int, prompt: tuple[int, ...]) -> None:
+            async with gate:
+                results.append(await read(fleet, f"{route}-{number}", prompt, 8))
+
+        await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(traffic.prompts)))
+        computed = [each.prompt_tokens for each in fleet.replicas]
+        cached = sum(result[1] for result in results)
+        return {
+            "reuse": cached / sum(computed),
+            "ttft": statistics.mean(result[0] for result in results),
+            "ttft_p50": statistics.median(result[0] for result in results),
+            "share_of_largest": max(computed) / sum(computed),
+        }
+
+
+async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with hosts(ROUTED, 2, "--max-model-len", "1024", "--kv-cache-memory", KV_BYTES) as running:
+        addresses = [address for _, address in running]
+        client = await connect_engine(addresses[0], "")
+        vocab, tokens = client.info.vocab_size, (min(client.info.num_blocks) - 1) * client.info.block_size
+        await client.close()
+        for kind in kinds:
+            runs: dict[str, list[dict[str, float]]] = {"cost": [], "round-robin": []}
+            for turn in range(rounds):
+                traffic = Traffic(kind, vocab, turn)
+                for route in list(runs)[:: 1 if turn % 2 else -1]:
+                    runs[route].append(await run(route, addresses, traffic, 2))
+            found[kind] = {
+                "possible": round(traffic.possible, 3),
+                **{
+                    f"{name} {route}": round(statistics.median(each[name] for each in results), 4)
+                    for route, results in runs.items()
+                    for name in results[0]
+                },
+                "ttft_ratio": round(
+                    statistics.median(
+                        other["ttft"] / own["ttft"]
+                        for own, other in zip(runs["cost"], runs["round-robin"], strict=True)
+                    ),
+                    2,
+                ),
+            }
+    return {"kv_tokens_of_an_engine": tokens, **found}
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", default="choose,link,routes", help="parts, with commas between them")
+    arguments.add_argument("--rounds", type=int, default=5, help="turns of each kind (5)")
+    arguments.add_argument("--traffic", default="documents,conversations", help="of routes")
+    given = arguments.parse_args()
+    result: dict[str, Any] = {"benchmark": "fleet"}
+    parts = given.only.split(",")
+    if "choose" in parts:
+        result["choose"] = measure_choose()
+    if "link" in parts:
+        result["link"] = asyncio.run(measure_link(given.rounds))
+    if "routes" in parts:
+        result["routes"] = asyncio.run(measure_routes(given.rounds, given.traffic.split(",")))
+    write(result, given.json)
+
+
+if __name__ == "__main__":
+    main()

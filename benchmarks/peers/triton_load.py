@@ -1,0 +1,54 @@
+"""Sends load to a KServe v2 server with tritonclient over gRPC.
+
+python triton_load.py HOST:PORT MODEL CLIENTS SECONDS [RATE] prints a line of JSON: requests a second, and percentiles
+of the latency in milliseconds. With RATE, requests come at that rate a second, whatever the answers do. It
+runs in an environment that has tritonclient[grpc].
+"""
+
+import asyncio
+import json
+import sys
+import time
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+
+WARM_SECONDS = 1.0
+
+
+async def main(address: str, model: str, clients: int, seconds: float, rate: float) -> None:
+    client = triton.InferenceServerClient(address)
+    metadata = await client.get_model_metadata(model)
+    shape = [1, *(int(size) for size in metadata.inputs[0].shape[1:])]
+    made = triton.InferInput(metadata.inputs[0].name, shape, metadata.inputs[0].datatype)
+    made.set_data_from_numpy(np.ones(shape, np.float32))
+    latencies: list[float] = []
+
+    async def ask() -> None:
+        began = time.perf_counter()
+        await client.infer(model, [made])
+        if began > start:
+            latencies.append(time.perf_counter() - began)
+
+    async def loop() -> None:
+        while time.perf_counter() < end:
+            await ask()
+
+    start = time.perf_counter() + WARM_SECONDS
+    end = start + seconds
+    if rate:
+        tasks = []
+        while time.perf_counter() < end:
+            tasks.append(asyncio.create_task(ask()))
+            await asyncio.sleep(1 / rate)
+        await asyncio.gather(*tasks)
+    else:
+        await asyncio.gather(*(loop() for _ in range(clients)))
+    p50, p99 = (float(each) * 1000 for each in np.percentile(latencies, [50, 99]))
+    print(json.dumps({"rate": len(latencies) / seconds, "p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}))
+    await client.close()
+
+
+if __name__ == "__main__":
+    address, model, clients, seconds, *rest = sys.argv[1:]
+    asyncio.run(main(address, model, int(clients), float(seconds), float(rest[0]) if rest else 0.0))

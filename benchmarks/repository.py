@@ -1,0 +1,181 @@
+"""Measures one-shot models in a repository, in turns with MLServer: two products with matrices of 1,024 x 1,024.
+
+    python benchmarks/repository.py --peers ENV --json benchmarks/results/avx512/repository.json
+
+ENV is a virtual environment with tritonclient[grpc], mlserver and onnxruntime. Servers and clients share this machine's
+cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `modes` compares
+dynamic with static batching of 32 rows or 50 ms, at 10 requests a second and then flat out; `overhead` is the time of
+one request in the server, less the run itself, as the server counts both.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from results import parser, write
+from servers import free_port
+
+from penstock.observe.processes import usage
+from tests.repository.onnx_files import matmuls, put
+
+HERE = Path(__file__).parent
+SIZE = 1024
+WARM_SECONDS = 1.0  # of triton_load.py
+STATIC = "max-batch-size: 32\nbatching: {mode: static, max-wait: 0.05}\n"
+
+
+def wait_until(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    raise SystemExit(f"{url} does not answer")
+
+
+@contextlib.contextmanager
+def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[int]:
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, cwd=cwd, stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            wait_until(ready, process)
+            yield process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def penstock(root: Path) -> Iterator[tuple[int, int, int]]:
+    """A server: its HTTP port, its gRPC port and its process."""
+    port, grpc = free_port(), free_port()
+    command = [sys.executable, "-m", "penstock", "serve", "--repository", str(root), "--state-dir", "none"]
+    command += ["--port", str(port), "--grpc-port", str(grpc), "--log-level", "warning"]
+    with running(command, f"http://127.0.0.1:{port}/readyz", HERE.parent, root.parent / "penstock.log") as pid:
+        yield port, grpc, pid
+
+
+@contextlib.contextmanager
+def mlserver(python: Path, folder: Path, model: Path) -> Iterator[tuple[int, int]]:
+    """The peer: its gRPC port and its process."""
+    port, grpc, metrics = free_port(), free_port(), free_port()
+    (folder / "settings.json").write_text(
+        json.dumps(
+            {"http_port": port, "grpc_port": grpc, "metrics_port": metrics, "debug": False, "parallel_workers": 0}
+        )
+    )
+    (folder / "model-settings.json").write_text(
+        json.dumps(
+            {
+                "name": "matmul",
+                "implementation": "mlserver_onnx.OnnxRuntime",
+                "max_batch_size": 32,
+                "max_batch_time": 0.001,
+                "parameters": {"uri": str(model), "version": "1"},
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, SIZE]}],
+                "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, SIZE]}],
+            }
+        )
+    )
+    (folder / "mlserver_onnx.py").write_bytes((HERE / "peers/mlserver_onnx.py").read_bytes())
+    command = [str(python.parent / "mlserver"), "start", "."]
+    with running(command, f"http://127.0.0.1:{port}/v2/health/ready", folder, folder / "log") as pid:
+        yield grpc, pid
+
+
+def load(python: Path, grpc: int, model: str, clients: int, seconds: float, rate: float = 0.0) -> dict[str, float]:
+    command = [str(python), str(HERE / "peers/triton_load.py"), f"127.0.0.1:{grpc}", model, str(clients), str(seconds)]
+    made = subprocess.run([*command, str(rate)], stdout=subprocess.PIPE, check=True, timeout=seconds + 120)
+    found: dict[str, float] = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
+def load_of(python: Path, grpc: int, pid: int, clients: int, seconds: float) -> dict[str, float]:
+    """What `load` returns, and the processor time of a request in the server's processes, in microseconds, which other
+    work on the machine does not change much."""
+    before = usage(pid)
+    found = load(python, grpc, "matmul", clients, seconds)
+    after = usage(pid)
+    assert before is not None and after is not None
+    requests = found["rate"] * (seconds + WARM_SECONDS)
+    return {**found, "server_cpu_us": round((after[1] - before[1]) / requests * 1e6, 1)}
+
+
+def counts(port: int, model: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{model}/stats") as answer:
+        found: dict[str, Any] = json.load(answer)["model_stats"][0]
+    return found
+
+
+def overhead(python: Path, port: int, grpc: int, seconds: float) -> float:
+    """The mean microseconds of a request in the queue and between processes, with one client."""
+    before = counts(port, "matmul")
+    load(python, grpc, "matmul", 1, seconds)
+    after = counts(port, "matmul")
+
+    def mean(name: str) -> float:
+        was, now = before["inference_stats"][name], after["inference_stats"][name]
+        return float(now["ns"] - was["ns"]) / max(now["count"] - was["count"], 1) / 1000
+
+    return mean("success") - mean("compute_infer")
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--peers", type=Path, required=True, help="environment with tritonclient and mlserver")
+    options.add_argument("--seconds", type=float, default=6.0)
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--cases", default="clients,modes,overhead")
+    given = options.parse_args()
+    python = given.peers.absolute() / "bin/python"
+    cases, result = given.cases.split(","), {}
+    with tempfile.TemporaryDirectory() as folder:
+        root, peer = Path(folder, "models"), Path(folder, "mlserver")
+        peer.mkdir()
+        model = put(root, "matmul", matmuls(SIZE)) / "model.onnx"
+        put(root, "static", matmuls(SIZE), settings=STATIC)
+        if "clients" in cases:
+            found: dict[str, list[dict[str, float]]] = {}
+            for turn in range(given.turns):
+                with penstock(root) as (_, grpc, pid):
+                    for clients in (1, 16):
+                        made = load_of(python, grpc, pid, clients, given.seconds)
+                        found.setdefault(f"penstock {clients}", []).append(made)
+                with mlserver(python, peer, model) as (grpc, pid):
+                    for clients in (1, 16):
+                        made = load_of(python, grpc, pid, clients, given.seconds)
+                        found.setdefault(f"mlserver {clients}", []).append(made)
+                print(f"turn {turn + 1}: " + ", ".join(f"{name} {runs[-1]}" for name, runs in found.items()))
+            result["clients"] = {
+                name: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
+                for name, runs in found.items()
+            }
+        with penstock(root) as (port, grpc, _):
+            if "overhead" in cases:
+                result["overhead_us"] = round(overhead(python, port, grpc, given.seconds), 1)
+            if "modes" in cases:
+                result["modes"] = {
+                    f"{model} {name}": load(python, grpc, model, 16, given.seconds, rate)
+                    for name, rate in (("off-peak", 10.0), ("peak", 0.0))
+                    for model in ("matmul", "static")
+                }
+    write(result, given.json, peers={"mlserver": "1.7.1"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The time that a simulation takes, beside the time of its schedulers alone."""
+
+import resource
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from penstock.messages import GenerateRequest, SequenceResult, StepPlan, StepResult
+from penstock.schedule import Scheduler
+from penstock.simulate.build import build, size_group
+from penstock.simulate.costs.counter import StepCounter
+from penstock.simulate.figures import figures_of
+from penstock.simulate.prices import load_prices
+from penstock.simulate.scenario import load_scenario
+from penstock.simulate.simulation import Simulation
+from penstock.simulate.traffic.request import SimulatedRequest
+
+ROUTERS = ("round_robin", "cluster")
+
+
+def speed_figures(trace: Path, rounds: int) -> dict[str, Any]:
+    """Returns seconds of CPU for each router, and for the schedulers alone with the same requests."""
+    scenario = next(iter(load_scenario("mooncake").variants.values()))
+    traffic = msgspec.structs.replace(
+        scenario.traffic["conversation"],
+        trace=msgspec.structs.replace(scenario.traffic["conversation"].trace, file=str(trace.absolute())),
+    )
+    scenario = msgspec.structs.replace(scenario, traffic={"conversation": traffic})
+    seconds: dict[str, list[float]] = {name: [] for name in (*ROUTERS, "schedulers alone")}
+    figures: dict[str, Any] = {}
+    for _ in range(rounds):
+        for router in ROUTERS:
+            simulation = build(msgspec.structs.replace(scenario, router=router), load_prices(), Path())
+            sent = _recorded(simulation)
+            begin = time.process_time()
+            outcome = simulation.run()
+            seconds[router].append(time.process_time() - begin)
+            figures[router] = figures_of(outcome, scenario.slo)
+        begin = time.process_time()
+        steps = _schedulers_alone(scenario, sent)
+        seconds["schedulers alone"].append(time.process_time() - begin)
+    alone = median(seconds["schedulers alone"])
+    return {
+        "trace": trace.name,
+        "seconds": seconds,
+        "ratio": {name: round(median(seconds[name]) / alone, 3) for name in ROUTERS},
+        "steps alone": steps,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "figures": figures,
+    }
+
+
+def _recorded(simulation: Simulation) -> list[tuple[int, str, SimulatedRequest]]:
+    """Returns a list that gets what is sent to each replica, and when."""
+    sent: list[tuple[int, str, SimulatedRequest]] = []
+    for replica in simulation.replicas.values():
+        book = replica.book
+
+        def noted(request: SimulatedRequest, replica: Any = replica, book: Any = book) -> None:
+            sent.append((simulation.clock.ns, replica.name, request))
+            book(request)
+
+        replica.book = noted  # type: ignore[method-assign]
+    return sent
+
+
+def _schedulers_alone(scenario: Any, sent: list[tuple[int, str, SimulatedRequest]]) -> int:
+    """Runs bare schedulers on the same requests at the same times: plan, count, apply. Returns the steps."""
+    sized = size_group(scenario.replicas["engine"], load_prices(), Path())
+    steps = 0
+    for name in dict.fromkeys(name for _, name, _ in sent):
+        arrivals = [(at, request) for at, replica, request in sent if replica == name]
+        steps += _one_scheduler(sized, arrivals)
+    return steps
+
+
+def _one_scheduler(sized: Any, arrivals: list[tuple[int, SimulatedRequest]]) -> int:
+    scheduler = Scheduler(sized.limits, sized.capacity)
+    counter, results = StepCounter(), dict[int, SequenceResult]()
+    outstanding: deque[tuple[int, StepPlan]] = deque()
+    now = free = steps = place = 0
+    depth = sized.capacity.depth
+    while place < len(arrivals) or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, arrivals[place][0])
+        while place < len(arrivals) and arrivals[place][0] <= now:
+            message: GenerateRequest = arrivals[place][1].message()
+            scheduler.add(message, now / 1e9)
+            place += 1
+        while len(outstanding) < depth and (plan := scheduler.plan(now / 1e9)) is not None:
+            free = max(now, free) + round(sized.cost.seconds(counter.count(plan)) * 1e9)
+            for new in plan.new:
+                results[new.seq] = SequenceResult(new.seq, (new.sampling.seed,))
+            outstanding.append((free, plan))
+        end, plan = outstanding.popleft()
+        now = max(now, end)
+        answers = tuple([results[work.seq] if work.sample else SequenceResult(work.seq) for work in plan.work])
+        scheduler.apply(StepResult(plan.plan_id, answers), now / 1e9)
+        steps += 1
+    return steps

@@ -1,0 +1,78 @@
+"""Defines the arguments of `penstock engine` and `penstock fleet status | drain`."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import completion
+from penstock.cli.options import ENGINE, ENGINE_HOST, Flags, takes
+from penstock.cli.sections import SectionedHelp
+from penstock.cli.usage import PlainUsage
+
+ENGINES = typer.Argument(metavar="ENGINES", help="As --engines of serve: HOST:PORT,... or file:PATH or dns:NAME:PORT.")
+KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_FLEET_KEY", help="The engines' key.")
+AUTHORITY = typer.Option(metavar="FILE", envvar="PENSTOCK_FLEET_CA", help="Use TLS, as --fleet-ca of serve.")
+
+MODEL = typer.Argument(
+    metavar="MODEL", help="The model, named as in penstock serve.", autocompletion=completion.model_names
+)
+LISTEN = typer.Option(metavar="HOST:PORT", help="Address for servers to connect to; port 0 takes a free one.")
+
+fleet = typer.Typer(name="fleet", rich_markup_mode=None)
+
+
+def add_fleet_commands(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    app.command(
+        "engine",
+        cls=SectionedHelp,
+        short_help="Run an engine without HTTP, for servers elsewhere.",
+        help="Run an engine without HTTP. Servers started with serve --engines HOST:PORT send it requests.",
+    )(_engine)
+    app.add_typer(fleet)
+
+
+@takes(ENGINE, ENGINE_HOST)
+def _engine(
+    context: typer.Context,
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    listen: Annotated[str, LISTEN] = "127.0.0.1:9000",
+    flags: Flags,
+) -> None:
+    from penstock.cli.serving.engine_host import serve_engine
+
+    serve_engine(model, listen, flags, context.obj)
+
+
+@fleet.callback(help="Look at engines elsewhere, and end them.", invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@fleet.command(cls=PlainUsage, help="Show what each engine does. Exit status: 0 if all answer, else 1.")
+def status(
+    engines: Annotated[str, ENGINES],
+    *,
+    fleet_key: Annotated[str | None, KEY] = None,
+    fleet_ca: Annotated[str, AUTHORITY] = "",
+) -> None:
+    from penstock.cli.fleet.engines import show_status
+
+    raise SystemExit(show_status(engines, fleet_key, fleet_ca))
+
+
+@fleet.command(cls=PlainUsage, help="Let engines end: new requests go elsewhere, those in progress end or move.")
+def drain(
+    engines: Annotated[str, ENGINES],
+    *,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, max=86_400, help="Time that requests may stay before they move.")
+    ] = 30.0,
+    fleet_key: Annotated[str | None, KEY] = None,
+    fleet_ca: Annotated[str, AUTHORITY] = "",
+) -> None:
+    from penstock.cli.fleet.engines import drain as command
+
+    raise SystemExit(command(engines, grace, fleet_key, fleet_ca))

@@ -1,0 +1,185 @@
+"""The repository of a server: one-shot models, and language models with an engine each."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.machine import cost_model
+from penstock.cli.options import Flags
+from penstock.cli.serving.shares import language_models, machine_share
+from penstock.cli.serving.text_members import TextMember
+from penstock.config import ConfigError, ServerConfig
+from penstock.declared.settings import ENGINE, SETTINGS
+from penstock.engine.link.ipc import spawn
+from penstock.frontend import ModelRegistry, RequestLimits, Serving
+from penstock.frontend.local import LocalRequests
+from penstock.messages.tensors import LoadFailed
+from penstock.observe.metrics import Metrics
+from penstock.prepare.device import detect_device
+from penstock.prepare.engine import verified
+from penstock.prepare.model import find_given, prepare_found, read_given
+from penstock.prepare.served import served_model
+from penstock.repository.entry import Target
+from penstock.repository.loader import Loader
+from penstock.repository.metrics import RepositoryMetrics
+from penstock.repository.service import Repository
+from penstock.repository.settings import Kind
+from penstock.weights.manifest import ManifestCheck
+
+_log = logging.getLogger("penstock.repository")
+# Settings of a language model that model.yaml may have. Those of the server are the server's.
+_ALLOWED = {setting.name for rows in ENGINE.values() for setting in rows} | {
+    *("tool_format", "reasoning_format", "thinking_budget", "truncate_embeddings", "max_waiting", "max_waiting_tokens"),
+    *("served_model_name", "target_itl"),
+}
+
+
+class EngineModel:
+    """A version of a language model that is ready. A new version of the same name takes its place among requests."""
+
+    note = ""
+
+    def __init__(self, serving: Serving, client: object) -> None:
+        self.serving = serving
+        self._client = client
+
+    @property
+    def usage(self) -> "EngineModel":
+        return self
+
+    @property
+    def requests(self) -> int:
+        """The requests in flight; 0 for a version that another one has replaced: it ends by itself."""
+        return self.serving.version.requests if self.current else 0
+
+    @property
+    def current(self) -> bool:
+        """False once another version has taken its place."""
+        return self.serving.model.client is self._client
+
+    async def unused(self) -> None:
+        """Returns when no request is in flight."""
+        if self.current:
+            await self.serving.version.unused()
+
+
+class LanguageModelLoader:
+    """Starts an engine for each language model, with a fixed share of the machine."""
+
+    def __init__(self, flags: Flags, metrics: Metrics, drain_timeout: float, engines: int) -> None:
+        """`flags` are those of the command line, which hold for models that set nothing else. Each engine gets one of
+        `engines` equal parts of the processors and of the memory."""
+        self.registry: ModelRegistry | None = None
+        self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
+        self._metrics, self._drain_timeout = metrics, drain_timeout
+        self._engines = max(engines, 1)
+        self._memory: int | None = None  # that was available at the first load
+
+    async def load(self, target: Target) -> EngineModel:
+        """Returns a model whose engine has computed a token, and adds it to the registry. Raises what `prepare` raises,
+        and EngineError."""
+        assert self.registry is not None
+        prepared = await asyncio.to_thread(self._prepare, target)
+        check = await asyncio.to_thread(ManifestCheck, prepared.path)
+        client = await verified(spawn(prepared.resolved.engine, resumes=True), check)
+        try:
+            costs = cost_model(prepared, prepared.hardware)
+            model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
+            serving = next((each for each in self.registry.all if each.model.name == model.name), None)
+            if serving is not None:
+                while serving.versions.before is not None:  # its last requests
+                    await asyncio.sleep(0.1)
+                serving.exchange(model)
+            else:
+                serving = Serving(model, self._metrics, self._drain_timeout)
+                self.registry.add(serving)
+        except BaseException:
+            await client.close()
+            raise
+        return EngineModel(serving, client)
+
+    def withdraw(self, model: EngineModel) -> None:
+        """Takes a version away from new requests."""
+        if model.current and self.registry is not None:
+            self.registry.remove(model.serving)
+
+    async def unload(self, model: EngineModel) -> None:
+        """Ends an engine. One that was replaced ends by itself, after its last request."""
+        if model.current:
+            name = model.serving.model.name
+            await model.serving.close()
+            self._metrics.forget(name)
+
+    async def close(self) -> None:
+        """The registry closes the engines."""
+
+    def _prepare(self, target: Target) -> Any:
+        settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
+        if unknown := settings.keys() - _ALLOWED:
+            name = min(unknown)
+            why = "it is a setting of the server" if name in SETTINGS else "there is no such setting"
+            raise LoadFailed(f"settings has {name}: {why}; leave it out")
+        where = target.settings.model or str(_model_path(target.folder))
+        values = {**self._flags, "served_model_name": target.name, **settings, "state_dir": "none"}
+        source = f"model.yaml of {target.name}"
+        given = read_given(where, {name: _text(value) for name, value in values.items()}, source)
+        hardware = detect_device(given.settings.device)
+        if self._memory is None:
+            self._memory = hardware.memory_available
+        return prepare_found(find_given(given), machine_share(hardware, self._engines, self._memory))
+
+
+class ServedRepository:
+    """What `penstock serve --repository` adds to a server."""
+
+    def __init__(self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None) -> None:
+        """`served` is the model on the command line, if there is one. Raises ConfigError."""
+        path = Path(server.repository)
+        try:
+            engines = language_models(path) + (served is not None)
+            self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines)
+            taken = () if served is None else served.model.names
+            loaders: Mapping[Kind, Loader[EngineModel]] = {"llm": self._loader}
+            self.repository = Repository(path, loaders, taken=taken, text_member=self._text_member)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        models = () if served is None else (served,)
+        self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository)
+        self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
+        metrics.registry.register(RepositoryMetrics(self.repository.ready))
+        self._names = server.load_model
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Loads the models that the server starts with. A model that cannot be loaded is logged."""
+        names = None if not self._names else [] if "none" in self._names else list(self._names)
+        if names is not None or not await self.repository.read_generation():
+            await self.repository.load_all(names)
+        rows = self.repository.index(ready=False)
+        ready = sum(row.get("state") == "READY" for row in rows)
+        _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
+        self._following = asyncio.create_task(self.repository.follow_generation())
+
+    def _text_member(self, name: str) -> TextMember | None:
+        """A language model as a member of an ensemble; None if there is none of this name."""
+        found = next((serving for serving in self.registry.all if name in serving.model.names), None)
+        return None if found is None else TextMember(found, self._requests)
+
+    async def close(self) -> None:
+        """Ends its models."""
+        if self._following is not None:
+            self._following.cancel()
+        await self.repository.close()
+
+
+def _model_path(folder: Path) -> Path:
+    """A version's folder, or the GGUF file in it."""
+    files = sorted(folder.glob("*.gguf"))
+    return files[0] if files else folder
+
+
+def _text(value: object) -> object:
+    """A value as the command line has it: settings are read from text."""
+    return value if isinstance(value, bool | list) else str(value)

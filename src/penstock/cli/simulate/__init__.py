@@ -1,0 +1,1 @@
+"""Implements `penstock simulate`."""

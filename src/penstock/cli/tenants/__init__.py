@@ -1,0 +1,1 @@
+"""The commands about tenants: their keys, the ledger, the audit log and the request log."""

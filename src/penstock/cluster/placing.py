@@ -1,0 +1,138 @@
+"""Finds the engine for a request of a fleet's client, and sends it there."""
+
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from msgspec.structs import replace
+
+from penstock.cluster.index import BlockIndex
+from penstock.cluster.moving import MovingStream, StreamPart
+from penstock.cluster.replica import Replica
+from penstock.cluster.route import Route, RouteChoice
+from penstock.cluster.view import FleetView, RouteRequest
+from penstock.messages import BlockKeys, Clock, EngineError, QueueFull, RequestRejected
+
+Kind = tuple[int, str]  # block size and weights, on which the keys of blocks depend
+
+
+class Placing:
+    """Chooses among the replicas of a fleet with a policy, by what they are expected to have cached."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        route: Route,
+        news: Callable[[MovingStream, StreamPart], None],
+        clock: Clock,
+        *,
+        front: str,
+        seed: int,
+        move_anywhere: bool,
+    ) -> None:
+        """`news` is called when an engine has sent something for a part. `front` begins the ids of requests at engines,
+        which several fronts share. With `move_anywhere`, a request goes on with other weights or numerics rather than
+        wait."""
+        self.index = BlockIndex()
+        self._replicas, self._route, self._news, self._clock = replicas, route, news, clock
+        self._front, self._move_anywhere = front, move_anywhere
+        self._turn = seed
+        self._sent = 0  # requests sent to engines
+        self._chains: dict[Kind, BlockKeys] = {}
+
+    def choose(self, stream: MovingStream) -> RouteChoice:
+        """Return the engines that may get a request, the best first."""
+        now, record = self._clock(), stream.record
+        view = FleetView(tuple([replica.view(now) for replica in self._replicas.values()]))
+        request = RouteRequest(
+            prompt_tokens=len(stream.request.prompt_ids) + record.longest_output,
+            max_tokens=stream.request.sampling.max_tokens or 0,
+            cached=self._cached(stream, now) if len(view.replicas) > 1 else {},
+            pool=stream.pool if record.has_tokens else "",
+            excluded=frozenset(stream.excluded),
+        )
+        self._turn += 1
+        choice = self._route(view, request, self._turn)
+        if not choice.replicas and request.pool and self._move_anywhere:
+            choice = self._route(view, replace(request, pool=""), self._turn)
+        if not choice.replicas and stream.excluded:  # rather an engine that has failed it than none
+            stream.excluded.clear()
+            choice = self._route(view, replace(request, excluded=frozenset()), self._turn)
+        return choice
+
+    def place(self, stream: MovingStream) -> QueueFull | None:
+        """Send a request to the best engine that takes it, if there is one: then it has `parts`. Returns the refusal if
+        only full queues are in the way. Raises RequestRejected for a request that no engine can take."""
+        choice = self.choose(stream)
+        stream.why_held = choice.reason
+        if choice.too_large and not stream.record.has_tokens:
+            raise RequestRejected(choice.reason)
+        refusal: QueueFull | None = None
+        for name in choice.replicas:
+            try:
+                self._send(stream, self._replicas[name])
+            except QueueFull as error:
+                if refusal is None or error.retry_after < refusal.retry_after:
+                    refusal = error
+            except EngineError as error:
+                stream.why_held = f"{name}: {error}"
+            else:
+                return None
+        return refusal
+
+    def _send(self, stream: MovingStream, replica: Replica) -> None:
+        """Open a request, or what is left of it, on one engine. Raises what that raises, and then nothing is open."""
+        now, record = self._clock(), stream.record
+        keys = stream.keys.get(_kind(replica), [])
+        cached = self.index.match(keys, now).get(replica.name, 0) * _kind(replica)[0] if keys else 0
+        parts: list[StreamPart] = []
+        try:
+            for request in record.requests():
+                self._sent += 1
+                name = f"{self._front}.{self._sent}/{request.request_id}"
+                inner = replica.engine.open(replace(request, request_id=name))
+                tokens = len(request.prompt_ids) + len(request.output_ids)
+                uncached = 1 if parts else max(tokens - cached, 1)  # other choices share the prompt
+                parts.append(StreamPart(stream, replica, inner, tokens, uncached, now))
+        except BaseException:
+            record.sent = False
+            for part in parts:
+                replica.engine.release(part.stream)
+            raise
+        self.index.book(replica.name, keys, now)
+        stream.parts, stream.pool = parts, replica.engine.info.identity.fingerprint
+        for part in parts:
+            replica.sent(part, now)
+            part.stream.gather = stream.gather
+            part.stream.notify = partial(self._news, stream, part)
+        for part in parts:
+            if part.stream.error is not None or part.stream.unread:
+                self._news(stream, part)
+
+    def _cached(self, stream: MovingStream, now: float) -> dict[str, int]:
+        """Return how many tokens of a request each engine's prefix cache probably has."""
+        found = {}
+        for kind in {_kind(replica) for replica in self._replicas.values()}:
+            for name, blocks in self.index.match(self._keys(stream, kind), now).items():
+                found[name] = blocks * kind[0]
+        return found
+
+    def _keys(self, stream: MovingStream, kind: Kind) -> list[bytes]:
+        """Return the keys of a prompt's blocks, which are computed once."""
+        keys = stream.keys.get(kind)
+        if keys is None:
+            keys = stream.keys[kind] = []
+            chain = self._chains.get(kind)
+            if chain is None:
+                chain = self._chains[kind] = BlockKeys(*kind)
+            tokens = stream.request.prompt_ids
+            try:
+                chain.extend(keys, chain.root(stream.request.cache_salt), tokens, len(tokens) // kind[0])
+            except (struct.error, TypeError, ValueError):
+                keys.clear()  # the engine will refuse the request, and say why
+        return keys
+
+
+def _kind(replica: Replica) -> Kind:
+    info = replica.engine.info
+    return info.block_size, info.identity.weights

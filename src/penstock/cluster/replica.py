@@ -1,0 +1,199 @@
+"""One engine of a fleet: its client, and what this front has sent there and measured."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.cluster.rates import StepRates
+from penstock.cluster.view import ReplicaStatus, ReplicaView
+from penstock.messages import BlockChanges, EngineClient, EngineStats, GenerateRequest, Stream
+
+if TYPE_CHECKING:
+    from penstock.cluster.moving import StreamPart
+
+STATS_SECONDS = 0.06  # for statistics of a step to arrive: what was sent less long before them is not in them
+VIEW_SECONDS = 0.5  # after which a picture is made anew, if nothing has changed
+HALF_LIFE = 300.0  # seconds in which `recent_tokens` halves
+# Without a step for so long, while requests are there, an engine counts as hung. It is longer where steps are long.
+LEAST_SILENCE = 3.0
+LONGEST_STEPS = 10.0  # times the longest step lately
+LARGEST_STEPS = 4.0  # times an estimate of the largest step
+UNMEASURED_SILENCE = 30.0  # before any step was measured
+ASSUMED_STEP_TOKENS = 2048
+
+
+class FleetEngine(EngineClient, Protocol):
+    """A client of one engine that gives its streams away, such as engine.client.StreamingClient."""
+
+    @property
+    def failure(self) -> str:
+        """Why the engine has ended for good, or ""."""
+        ...
+
+    def open(self, request: GenerateRequest) -> Stream:
+        """Send a request. The caller must `release` the stream. Raises what `generate` raises before its deltas."""
+        ...
+
+    def release(self, stream: Stream) -> None:
+        """Forget a stream, and abort what is unfinished of it."""
+        ...
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Let `call` be called when `state` has changed."""
+        ...
+
+    def on_blocks(self, call: Callable[[BlockChanges], None]) -> None:
+        """Let `call` get the reports of the prefix cache, which `WatchBlocks` asks for."""
+        ...
+
+
+class Replica:
+    """An engine that the fleet may use."""
+
+    def __init__(self, name: str, engine: FleetEngine, now: float, *, region: str = "", node: str = "") -> None:
+        self.name, self.engine = name, engine
+        self.region, self.node = region, node
+        self.parts: dict[StreamPart, None] = {}  # requests of this front that are there, the oldest first
+        self.leaves_at: float | None = None  # when its requests must have left; None: it is not draining
+        self.gone = asyncio.Event()  # set when it has ended for good, or cannot be reached
+        self.hung = False  # it has made no step for too long
+        self.incarnation = 0  # of the engine whose blocks are reported
+        self.requests = 0  # sent so far
+        self.moved = 0  # requests that had to leave
+        self.cached_tokens = 0  # prompt tokens that the index expected there, of all requests sent
+        self.prompt_tokens = 0
+        self._rates = StepRates()
+        self._stats: EngineStats | None = None  # the last that were seen
+        self._stats_at = now
+        self._sent: deque[StreamPart] = deque()  # that may be too new for the last statistics
+        self._prefilling = 0  # uncached tokens of this front's requests that have no token yet
+        self._recent, self._recent_at = 0.0, now
+        self._steps, self._steps_at = -1, now  # the last number of steps, and since when it is that
+        self._view: ReplicaView | None = None  # None: something has changed
+        self._viewed_at = now
+
+    @property
+    def status(self) -> ReplicaStatus:
+        status = self.engine.state.status
+        if self.engine.failure or status == "ended":
+            return "gone"
+        if status == "restarting":
+            return "starting"
+        if self.leaves_at is not None:
+            return "draining"
+        return "suspect" if self.hung else "ready"
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of this front that are there."""
+        return len(self.parts)
+
+    # -- what is sent there ---------------------------------------------------------------------------------------
+
+    def sent(self, part: "StreamPart", now: float) -> None:
+        """Count a request that was sent."""
+        self.parts[part] = None
+        self.requests += 1
+        self.prompt_tokens += part.tokens
+        self.cached_tokens += part.tokens - part.uncached
+        self._prefilling += part.uncached
+        self._sent.append(part)
+        self._recent = self._faded(now) + part.uncached
+        self._recent_at = now
+        self._view = None
+
+    def answered(self, part: "StreamPart") -> None:
+        """Note that a request has its first token, or has left without one."""
+        self._prefilling -= part.uncached
+        self._view = None
+
+    def left(self, part: "StreamPart") -> None:
+        """Note that a request has ended or has moved."""
+        self.parts.pop(part, None)
+        self._view = None
+
+    def changed(self, now: float) -> None:
+        """Call when the engine's state has changed."""
+        self._view = None
+        within = self.engine.state.leave_within
+        if within is None:
+            self.leaves_at = None
+        else:  # the grace of a drain may become shorter
+            self.leaves_at = min(now + within, math.inf if self.leaves_at is None else self.leaves_at)
+
+    # -- what is known of it --------------------------------------------------------------------------------------
+
+    def view(self, now: float) -> ReplicaView:
+        """Return what is known of the engine."""
+        if self._view is None or self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS:
+            self.look(now)
+            self._view, self._viewed_at = self._picture(now), now
+        return self._view
+
+    def look(self, now: float) -> None:
+        """Take the engine's statistics."""
+        stats = self.engine.stats()
+        if stats is not self._stats:
+            self._stats, self._stats_at, self._view = stats, now, None
+            self._rates.observe(stats)
+            if stats.steps != self._steps:
+                self._steps, self._steps_at, self.hung = stats.steps, now, False
+        while self._sent and self._sent[0].sent_at < self._stats_at - STATS_SECONDS:
+            self._sent.popleft()
+
+    def silent(self, now: float) -> float:
+        """Return for how many seconds the engine has made no step while requests of this front were in its batch; 0 if
+        it may do so."""
+        begun = [part for part in self.parts if part.stream.begun and not part.stream.complete]
+        if not begun:
+            self._steps_at = now
+            return 0.0
+        seconds = now - max(self._steps_at, min(part.sent_at for part in begun))
+        return seconds if seconds >= self._longest_silence else 0.0
+
+    @property
+    def _longest_silence(self) -> float:
+        rates = self._rates
+        if not rates.longest:
+            return UNMEASURED_SILENCE
+        largest = (self.engine.info.max_step_tokens or ASSUMED_STEP_TOKENS) * rates.prefill_seconds
+        return max(LEAST_SILENCE, LONGEST_STEPS * rates.longest, LARGEST_STEPS * largest)
+
+    def _faded(self, now: float) -> float:
+        return self._recent * math.exp2((self._recent_at - now) / HALF_LIFE)
+
+    def _picture(self, now: float) -> ReplicaView:
+        info, stats, rates = self.engine.info, self.engine.stats(), self._rates
+        booked = [part.uncached for part in self._sent if part in self.parts and not part.answered]
+        blocks = min(info.num_blocks, default=1) - 1  # block 0 is the null page
+        return ReplicaView(
+            name=self.name,
+            incarnation=info.incarnation,
+            status=self.status,
+            pool=info.identity.fingerprint,
+            model=info.model,
+            revision=info.revision,
+            region=self.region,
+            node=self.node,
+            max_num_seqs=info.max_num_seqs,
+            max_model_len=info.max_model_len,
+            kv_tokens=max(blocks, 0) * info.block_size,
+            running=stats.running,
+            waiting=stats.waiting,
+            backlog_tokens=max(stats.waiting_tokens, self._prefilling - sum(booked), 0),
+            kv_usage=stats.kv_usage,
+            stats_age=now - self._stats_at if stats.running or stats.waiting else 0.0,
+            prefill_seconds=rates.prefill_seconds,
+            step_seconds=rates.step_seconds,
+            row_seconds=rates.row_seconds,
+            request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
+            booked_requests=len(booked),
+            booked_tokens=sum(booked),
+            recent_tokens=self._faded(now),
+        )

@@ -1,0 +1,175 @@
+"""How many engines a fleet should have: a pure function from what was observed to a number and its reason.
+
+Two loops give a need, and the larger one counts. The slow loop forecasts the load for the time at which an engine that
+is started now would be ready: the load a day and a week before, scaled by how today compares. The fast loop looks at
+the load now against the measured capacity of an engine, at the share of KV blocks held, and at the time that requests
+wait. The use of processors is no measure: an engine with one request may use all of them.
+
+Engines are added at once. They are removed only when one less would have been enough at every moment of a window.
+"""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+BUCKET = 300.0  # seconds of load that a forecast knows as one number
+DAY, WEEK = 86_400.0, 604_800.0
+TREND_SECONDS = 1800.0  # over which today is compared with the day before
+MOST_TREND = 2.0  # by which today may differ for a forecast to count
+MOST_STEP = 2.0  # times the engines that serve: the need that a long queue can show
+BUSY = 0.5  # share of the capacity in use, below which a long wait has another reason than the load
+
+
+class ScalePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator sets. Times are in seconds."""
+
+    least: int = 1  # 0: to zero and back
+    most: int = 8
+    budget: float = math.inf  # an hour, in the currency of `price`
+    price: float = 0.0  # of an engine, an hour
+    target_wait: float = 1.0  # that a request may wait for its first step
+    target_use: float = 0.8  # share of the capacity, and of KV blocks, that may be in use
+    window: float = 300.0  # for which one engine less must have been enough
+    idle: float = 900.0  # without a request, after which the last engine ends
+    standby: int = 0  # engines beyond the need, loaded and idle or asleep
+    forecast: bool = True
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet at one moment. None: it could not be measured. Zero is a measurement."""
+
+    at: float  # seconds on a clock that does not stand still between runs, such as those since the epoch
+    ready: int  # engines that serve
+    pending: int = 0  # that are being started
+    held: int = 0  # requests that wait at fronts because no engine serves
+    load: float | None = None  # tokens a second that requests bring: of prompts, without what is cached, and of outputs
+    capacity: float | None = None  # tokens a second that an engine can compute within the targets
+    kv_usage: float | None = None  # mean share of KV blocks held
+    wait: float | None = None  # seconds that requests waited for their first step
+    start_seconds: float = 60.0  # from an order to an engine that serves, as measured
+
+
+class ScaleState(msgspec.Struct, frozen=True):
+    """What `decide` remembers. Its size is bounded."""
+
+    wanted: int = 0
+    capacity: float = 0.0  # the last that was measured
+    needs: tuple[tuple[float, int], ...] = ()  # (when, engines that were needed) within the window, rising times
+    buckets: Mapping[int, tuple[float, int]] = {}  # by number: the sum of loads and how many, for eight days
+    used_at: float = -math.inf  # when there was load last
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`wanted` engines shall serve or stand by."""
+
+    wanted: int
+    reason: str
+    state: ScaleState
+
+
+def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> Decision:
+    """Return the number of engines for what is seen now."""
+    capacity = seen.capacity or state.capacity
+    load = seen.load
+    if load is None or (not capacity and (load > 0.0 or seen.held)):
+        wanted, limit = _within(max(state.wanted, int(bool(seen.held))), policy)
+        what = "the load" if load is None else "the capacity of an engine"
+        why = f"hold: {what} is not known{limit}"
+        return Decision(wanted, why, msgspec.structs.replace(state, wanted=wanted))
+    used_at = seen.at if load > 0.0 or seen.held else state.used_at
+    if used_at == -math.inf:
+        used_at = seen.at
+    buckets = _remember(state.buckets, seen.at, load)
+
+    need, reason = _need_now(seen, load, capacity, policy)
+    if policy.forecast and capacity:
+        ahead = forecast(buckets, seen.at, seen.at + seen.start_seconds)
+        later = math.ceil(ahead / (capacity * policy.target_use) - 1e-9)
+        if later > need:
+            need, reason = later, f"{ahead:.0f} tokens/s are expected in {seen.start_seconds:.0f} s"
+    if need == 0 and (seen.held or seen.at - used_at < policy.idle):
+        need, reason = 1, "a request waits" if seen.held else f"the last request was {seen.at - used_at:.0f} s ago"
+
+    begin = seen.at - policy.window
+    needs = _thinned((*((at, count) for at, count in state.needs if at > begin), (seen.at, need)), policy.window)
+    most = max(count for _, count in needs)
+    if most > need:
+        need, reason = most, f"{most} were needed within the last {policy.window:.0f} s"
+    if policy.standby and need:
+        need, reason = need + policy.standby, f"{reason}; {policy.standby} stand by"
+    wanted, limit = _within(need, policy)
+    return Decision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, used_at))
+
+
+def forecast(buckets: Mapping[int, tuple[float, int]], now: float, then: float) -> float:
+    """Return the load that is expected at a time: that of the day and of the week before, the larger one, times how
+    the last half hour compares with theirs. 0 without a record of either."""
+    found = 0.0
+    for season in (DAY, WEEK):
+        # An engine is of use until it can be replaced: the largest load until shortly after `then` counts.
+        before = [_mean(buckets, at - season) for at in (now, (now + then) / 2, then, then + BUCKET)]
+        known = [load for load in before if load is not None]
+        if not known:
+            continue
+        pairs = [
+            (_mean(buckets, now - back), _mean(buckets, now - back - season))
+            for back in range(0, int(TREND_SECONDS), int(BUCKET))
+        ]
+        both = [(today, past) for today, past in pairs if today is not None and past is not None]
+        today, past = sum(pair[0] for pair in both), sum(pair[1] for pair in both)
+        trend = min(max(today / past, 1 / MOST_TREND), MOST_TREND) if past > 0.0 else 1.0
+        found = max(found, trend * max(known))
+    return found
+
+
+def _need_now(seen: Observation, load: float, capacity: float, policy: ScalePolicy) -> tuple[int, str]:
+    """The engines that today's load needs, and why. Every measure is of the whole fleet, so that one that leaves does
+    not look like less load."""
+    needs = [(0, "there is no load")]
+    use = 0.0
+    if capacity and load > 0.0:
+        use = load / (capacity * max(seen.ready, 1))
+        count = math.ceil(load / (capacity * policy.target_use) - 1e-9)
+        needs.append((count, f"{load:.0f} tokens/s, and an engine computes {capacity * policy.target_use:.0f}"))
+    if seen.kv_usage is not None:
+        count = math.ceil(seen.ready * seen.kv_usage / policy.target_use - 1e-9)
+        needs.append((count, f"{seen.kv_usage:.0%} of the KV blocks are held"))
+    busy = use > BUSY or (seen.kv_usage or 0.0) > BUSY
+    if seen.wait is not None and seen.wait > policy.target_wait and busy:
+        count = math.ceil(seen.ready * min(seen.wait / policy.target_wait, MOST_STEP))
+        needs.append((count, f"requests wait for {seen.wait:.1f} s"))
+    return max(needs, key=lambda each: each[0])
+
+
+def _within(need: int, policy: ScalePolicy) -> tuple[int, str]:
+    """Apply the limits, the budget last. Returns the limit that has changed the number, in words."""
+    affordable = math.inf if not policy.price else policy.budget // policy.price
+    wanted = int(min(max(need, policy.least), policy.most, affordable))
+    if wanted == need:
+        return wanted, ""
+    if wanted == affordable:
+        return wanted, f"; the budget allows {wanted}"
+    return wanted, f"; at least {wanted} are set" if wanted > need else f"; at most {wanted} are set"
+
+
+def _thinned(needs: tuple[tuple[float, int], ...], window: float) -> tuple[tuple[float, int], ...]:
+    """Keep at most one entry for a hundredth of the window, the largest."""
+    kept: dict[int, tuple[float, int]] = {}
+    for at, count in needs:
+        slot = int(at / window * 100)
+        kept[slot] = (at, max(count, kept[slot][1] if slot in kept else 0))
+    return tuple(kept.values())
+
+
+def _remember(buckets: Mapping[int, tuple[float, int]], at: float, load: float) -> dict[int, tuple[float, int]]:
+    number, oldest = int(at // BUCKET), int((at - WEEK - DAY) // BUCKET)
+    total, count = buckets.get(number, (0.0, 0))
+    kept = dict(buckets) if number in buckets else {key: value for key, value in buckets.items() if key >= oldest}
+    kept[number] = (total + load, count + 1)
+    return kept
+
+
+def _mean(buckets: Mapping[int, tuple[float, int]], at: float) -> float | None:
+    found = buckets.get(int(at // BUCKET))
+    return None if found is None else found[0] / found[1]

@@ -1,0 +1,122 @@
+"""The first frames of a connection between a front and an engine: versions, and that both have the same key.
+
+    engine -> front   EngineHello: its versions, and a random challenge
+    front -> engine   Greeting: its versions, a challenge, and an HMAC of both challenges
+    engine -> front   Welcome with another HMAC of them, or Refusal
+
+The key itself is never sent, and a recorded connection proves nothing later. What follows is neither encrypted nor
+signed: that is what TLS is for.
+"""
+
+import asyncio
+import hmac
+import secrets
+from hashlib import sha256
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engine.link.wire import LINK_VERSION
+from penstock.engine.remote.tcp import TcpConnection
+from penstock.messages import EngineError
+from penstock.version import __version__
+
+SECONDS = 5.0  # for the whole handshake
+_CHALLENGE_BYTES = 32
+
+
+class WrongKey(EngineError):
+    """The two ends have different keys, or different versions. To try again is of no use until one is changed."""
+
+
+class EngineHello(msgspec.Struct, frozen=True, tag=True):
+    link: int  # version of the messages
+    version: str  # of penstock, for people
+    challenge: bytes
+
+
+class Greeting(msgspec.Struct, frozen=True, tag=True):
+    link: int
+    version: str
+    front: str  # a name for the log
+    challenge: bytes
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    proof: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(EngineHello | Greeting | Welcome | Refusal)
+M = TypeVar("M")
+
+
+async def admit(connection: TcpConnection, key: str) -> str:
+    """Let a front in, at the engine's end. Returns its name. Raises EngineError with the reason if it may not."""
+    async with _limited():
+        hello = EngineHello(LINK_VERSION, __version__, secrets.token_bytes(_CHALLENGE_BYTES))
+        connection.send(_encode(hello))
+        greeting = await _read(connection, Greeting)
+        if greeting.link != LINK_VERSION:
+            raise _refused(connection, _versions("front", greeting.link, greeting.version))
+        challenges = hello.challenge + greeting.challenge
+        if len(greeting.challenge) != _CHALLENGE_BYTES or not _proves(key, b"front", challenges, greeting.proof):
+            raise _refused(connection, "the front's key is not this engine's: give both the same PENSTOCK_FLEET_KEY")
+        connection.send(_encode(Welcome(_proof(key, b"engine", challenges))))
+        return greeting.front
+
+
+async def introduce(connection: TcpConnection, key: str, front: str) -> None:
+    """Be let in by an engine, at the front's end. Raises WrongKey, and EngineError if the engine does not answer."""
+    async with _limited():
+        hello = await _read(connection, EngineHello)
+        if hello.link != LINK_VERSION:
+            raise WrongKey(_versions("engine", hello.link, hello.version))
+        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        challenges = hello.challenge + challenge
+        proof = _proof(key, b"front", challenges)
+        connection.send(_encode(Greeting(LINK_VERSION, __version__, front, challenge, proof)))
+        welcome = await _read(connection, Welcome)
+        if not _proves(key, b"engine", challenges, welcome.proof):
+            raise WrongKey("the engine has not proved that it has the key: give both the same PENSTOCK_FLEET_KEY")
+
+
+def _limited() -> asyncio.Timeout:
+    return asyncio.timeout(SECONDS)
+
+
+async def _read(connection: TcpConnection, kind: type[M]) -> M:
+    try:
+        message = _decoder.decode(await connection.frame())
+    except msgspec.DecodeError:
+        raise EngineError("the other end does not speak this protocol: is it a penstock engine?") from None
+    if isinstance(message, Refusal):
+        raise WrongKey(message.reason)
+    if not isinstance(message, kind):
+        raise EngineError("the other end does not keep to the protocol")
+    return message
+
+
+def _refused(connection: TcpConnection, reason: str) -> EngineError:
+    connection.send(_encode(Refusal(reason)))
+    return EngineError(reason)
+
+
+def _versions(other: str, link: int, version: str) -> str:
+    return (
+        f"the {other} is penstock {version} and speaks version {link} of the link, this is penstock {__version__} with "
+        f"version {LINK_VERSION}: update the older one"
+    )
+
+
+def _proof(key: str, role: bytes, challenges: bytes) -> bytes:
+    return hmac.digest(key.encode(), role + challenges, sha256)
+
+
+def _proves(key: str, role: bytes, challenges: bytes, proof: bytes) -> bool:
+    return hmac.compare_digest(_proof(key, role, challenges), proof)

@@ -1,0 +1,162 @@
+"""ModelInfer for one-shot models, without the detour over HTTP: a message becomes tensors, and tensors a message."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.kserve.grpc.calls import Calls
+from penstock.frontend.kserve.grpc.messages import MESSAGES
+from penstock.frontend.kserve.one_shot import check_parameters, classified, queue_parameters
+from penstock.frontend.kserve.tensor_data import DTYPES, pack_strings, repository_error
+from penstock.messages.tensors import InferRequest, InferResult, NotReady, Tensor, TensorModel
+
+ROUTE = "/v2/models/{model}/infer"  # that these calls count as
+_CONTENTS: Mapping[str, str] = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "BOOL": "bool_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_MAX_TENSORS = 1024  # inputs, outputs or parameters of a request
+_MAX_HEADS = 1024  # beginnings of answers that are kept
+_ID, _RAW = b"\x1a", b"\x32"  # fields 3 and 6 of ModelInferResponse: the id, and a tensor's bytes
+_log = logging.getLogger("penstock.access")
+
+
+class TensorCalls:
+    """Answers requests for one-shot models."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._heads: dict[Any, bytes] = {}  # answers without id and data, by model and shapes
+
+    def find(self, request: Any) -> TensorModel | None:
+        """Returns the one-shot model that a message names; None if it is none. Raises APIError 404."""
+        models = self._calls.tensors
+        if models is None:
+            return None
+        try:
+            return models.find(request.model_name, request.model_version)
+        except NotReady as error:
+            raise APIError(404, str(error), code="model_not_ready") from None
+
+    async def answer(self, model: TensorModel, request: Any) -> bytes:
+        """Runs a ModelInferRequest, and returns a ModelInferResponse. Raises APIError."""
+        status = 200
+        with self._calls.in_flight():
+            try:
+                tensors = read_request(request)
+                try:
+                    result = await model.infer(tensors)
+                except Exception as error:
+                    raise repository_error(error, self._calls.limits.retry_after) from error
+                return self._encode(model, request, result)
+            except APIError as error:
+                status = error.status
+                _log.info(
+                    "request",
+                    extra={"fields": {"path": f"gRPC {model.name}", "status": status, "error": error.message}},
+                )
+                raise
+            finally:
+                self._calls.count(ROUTE, status)
+
+    def _encode(self, model: TensorModel, request: Any, result: InferResult) -> bytes:
+        """Joins the parts of a message. Its data is copied once; all else is the same for equal shapes."""
+        outputs = result.outputs
+        for asked in request.outputs:
+            for pair in asked.parameters:
+                if pair.key == "classification":
+                    outputs = [
+                        classified(each, pair.value.int64_param, model) if each.name == asked.name else each
+                        for each in outputs
+                    ]
+        key = (model.name, model.version, tuple((each.name, each.datatype, each.shape) for each in outputs))
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            head = self._heads[key] = _head(model, outputs)
+        parts: list[Any] = [head]
+        if request.id:
+            text = request.id.encode()
+            parts += (_ID, _varint(len(text)), text)
+        for each in outputs:
+            parts += (_RAW, _varint(len(each.data)), each.data)
+        return b"".join(parts)
+
+
+def read_request(message: Any) -> InferRequest:
+    """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor."""
+    inputs, raw = message.inputs, message.raw_input_contents
+    for name, many in (
+        ("inputs", len(inputs)),
+        ("outputs", len(message.outputs)),
+        ("parameters", len(message.parameters)),
+    ):
+        if many > _MAX_TENSORS:
+            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+    if raw and len(raw) != len(inputs):
+        raise invalid(
+            f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs; send one for each", "inputs"
+        )
+    tensors = []
+    for i, each in enumerate(inputs):
+        if each.parameters:
+            check_parameters(_values(each.parameters))
+        data = raw[i] if raw else _contents(each)
+        tensors.append(Tensor(each.name, each.datatype, tuple(each.shape), data))
+    for output in message.outputs:
+        check_parameters(_values(output.parameters))
+    priority, timeout = queue_parameters(_values(message.parameters)) if message.parameters else (0, None)
+    names = tuple(output.name for output in message.outputs)
+    return InferRequest(inputs=tensors, outputs=names, priority=priority, timeout=timeout, id=message.id)
+
+
+def _contents(tensor: Any) -> bytes:
+    """The bytes of an input with typed contents. Raises APIError 400."""
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise invalid(
+            f"input {tensor.name[:100]!r} of {tensor.datatype[:40]!r} must be in raw_input_contents", "inputs"
+        )
+    values = getattr(tensor.contents, field)
+    if tensor.datatype == "BYTES":
+        return pack_strings(list(values))
+    dtype = DTYPES[tensor.datatype]
+    array = np.array(values, np.int64 if dtype.kind == "i" else np.uint64 if dtype.kind == "u" else dtype)
+    if (
+        dtype.kind in "iu"
+        and array.size
+        and not np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max
+    ):
+        raise invalid(f"input {tensor.name[:100]!r} has a value that does not fit {tensor.datatype}", "inputs")
+    return array.astype(dtype).tobytes()
+
+
+def _values(pairs: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, kind) for pair in pairs if (kind := pair.value.WhichOneof("choice"))}
+
+
+def _head(model: TensorModel, outputs: Sequence[Tensor]) -> bytes:
+    answer = MESSAGES["InferAnswer"](model_name=model.name, model_version=model.version)
+    for each in outputs:
+        answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    encoded: bytes = answer.SerializeToString()
+    return encoded
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

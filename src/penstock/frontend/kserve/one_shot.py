@@ -1,0 +1,192 @@
+"""POST /v2/models/{model}/infer of one-shot models: tensors as JSON, or with the binary data extension."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+
+from penstock.frontend.call import RequestContext
+from penstock.frontend.describe import NOT_EMPTY
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import Answer, first_value
+from penstock.frontend.http.body import decode
+from penstock.frontend.kserve.tensor_data import (
+    as_bytes,
+    classify,
+    pack,
+    pack_strings,
+    raw_shape,
+    repository_error,
+    unpack,
+)
+from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel
+
+HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the binary data
+_BINARY = b"application/octet-stream"
+_MAX_TENSORS = 1024  # inputs or outputs of a request
+_REFUSED = {
+    "sequence_id": "requests of a sequence have no state here",
+    "shared_memory_region": "shared memory of clients is not supported; send the tensor's data",
+}
+_MICROSECONDS = 1e6
+
+
+class InputField(msgspec.Struct):
+    """An input. Its elements are in `data`, or follow the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Any = None
+    parameters: dict[str, Any] = {}
+
+
+class OutputField(msgspec.Struct):
+    """An output that the client requests."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferBody(msgspec.Struct):
+    """The body of infer for a one-shot model."""
+
+    inputs: Annotated[list[InputField], NOT_EMPTY]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[OutputField] | None = None
+
+
+_decoder = msgspec.json.Decoder(InferBody)
+
+
+async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Answer:
+    """Answers a request. Raises APIError that names the tensor."""
+    length = first_value(context.headers, HEADER_LENGTH)
+    if length == b"0":
+        fields, request = InferBody(inputs=[], parameters={"binary_data_output": True}), _raw(body, model)
+    else:
+        split = len(body) if length is None else _length(length, len(body))
+        fields = decode(_decoder, body[:split])
+        request = _request(fields, memoryview(body)[split:], binary=length is not None)
+    try:
+        result = await model.infer(request)
+    except Exception as error:
+        raise repository_error(error, context.limits.retry_after) from error
+    return _answer(fields, result, model, context)
+
+
+def has_rows(model: TensorModel) -> bool:
+    """Whether the model's tensors have a batch dimension."""
+    return bool(model.config().get("max_batch_size"))
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Raises APIError 400 for a parameter whose effect is not there."""
+    for name, why in _REFUSED.items():
+        if parameters.get(name):
+            raise invalid(f"parameter {name} is not supported: {why}", f"parameters.{name}", "unsupported_parameter")
+
+
+def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
+    """Returns the priority, and the timeout in seconds. Raises APIError 400."""
+    check_parameters(parameters)
+    found = []
+    for name in ("priority", "timeout"):
+        value = parameters.get(name) or 0
+        if not isinstance(value, int) or not 0 <= value < 2**63:
+            raise invalid(f"parameter {name} must be a whole number of at least 0", f"parameters.{name}")
+        found.append(value)
+    return found[0], found[1] / _MICROSECONDS or None
+
+
+def _request(fields: InferBody, rest: memoryview, *, binary: bool) -> InferRequest:
+    outputs = fields.outputs or []
+    for name, many in (("inputs", len(fields.inputs)), ("outputs", len(outputs))):
+        if many > _MAX_TENSORS:
+            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+    for output in outputs:
+        check_parameters(output.parameters)
+    priority, timeout = queue_parameters(fields.parameters)
+    tensors, at = [], 0
+    for field in fields.inputs:
+        check_parameters(field.parameters)
+        size = field.parameters.get("binary_data_size")
+        if size is None:
+            if field.data is None:
+                raise invalid(f"input {field.name[:100]!r} has no data; send data, or binary_data_size", "inputs")
+            data: Any = pack(field.name, field.datatype, field.shape, field.data)
+        else:
+            if not binary or not isinstance(size, int) or not 0 <= size <= len(rest) - at:
+                raise invalid(
+                    f"input {field.name[:100]!r} has binary_data_size {size!r:.40}, but {len(rest) - at} bytes follow; "
+                    "check it, and the header Inference-Header-Content-Length",
+                    "inputs",
+                )
+            data = rest[at : at + size]
+            at += size
+        tensors.append(Tensor(field.name, field.datatype, tuple(field.shape), data))
+    if at != len(rest):
+        raise invalid(f"{len(rest) - at} bytes follow the inputs; each input needs its binary_data_size", "inputs")
+    names = tuple(output.name for output in outputs)
+    return InferRequest(inputs=tensors, outputs=names, priority=priority, timeout=timeout, id=fields.id)
+
+
+def _raw(body: bytes, model: TensorModel) -> InferRequest:
+    """The request whose body is one input, without JSON. Raises APIError 400."""
+    if len(model.inputs) != 1:
+        raise invalid(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(model.inputs)} inputs in "
+            f"{model.name!r} model configuration",
+            "inputs",
+        )
+    (spec,) = model.inputs
+    shape = raw_shape(len(body), spec.datatype, spec.shape, spec.name, rows=has_rows(model))
+    data = pack_strings([body]) if spec.datatype == "BYTES" else body
+    return InferRequest(inputs=[Tensor(spec.name, spec.datatype, shape, data)])
+
+
+def _answer(fields: InferBody, result: InferResult, model: TensorModel, context: RequestContext) -> Answer:
+    asked = {output.name: output.parameters for output in fields.outputs or ()}
+    all_binary = bool(fields.parameters.get("binary_data_output"))
+    outputs, parts = [], []
+    context.reserve(sum(len(tensor.data) for tensor in result.outputs))
+    for tensor in result.outputs:
+        parameters = asked.get(tensor.name, {})
+        if classes := parameters.get("classification"):
+            tensor = classified(tensor, classes, model)
+        shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if parameters.get("binary_data", all_binary):
+            shown["parameters"] = {"binary_data_size": len(tensor.data)}
+            parts.append(as_bytes(tensor.data))
+        else:
+            shown["data"] = unpack(tensor)
+        outputs.append(shown)
+    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
+    if fields.id:
+        head["id"] = fields.id
+    text = orjson.dumps({**head, "outputs": outputs})
+    if not parts:
+        return Answer(text)
+    headers = {"inference-header-content-length": str(len(text))}
+    return Answer(b"".join((text, *parts)), content_type=_BINARY, headers=headers)
+
+
+def classified(tensor: Tensor, classes: Any, model: TensorModel) -> Tensor:
+    """The best classes of an output. Raises APIError 400."""
+    if not isinstance(classes, int):
+        raise invalid("parameter classification must be a whole number", "outputs")
+    return classify(tensor, classes, model.labels.get(tensor.name, ()), rows=has_rows(model))
+
+
+def _length(value: bytes, most: int) -> int:
+    """The length of the JSON. Raises APIError 400."""
+    if not value.isdigit() or len(value) > 12 or int(value) > most:
+        shown = value[:40].decode("latin-1")
+        raise APIError(
+            400,
+            f"the header Inference-Header-Content-Length is {shown!r}; the body has {most} bytes",
+            code="invalid_value",
+        )
+    return int(value)

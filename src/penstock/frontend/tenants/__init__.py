@@ -1,0 +1,1 @@
+"""Tenants of a server: their keys, quotas, ledger and audit log."""

@@ -1,0 +1,188 @@
+"""Tensors, and the requests of one-shot models: models that turn tensors into tensors in one run."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.messages.protocols import RequestRejected
+
+# The datatypes of KServe's protocol, and the bytes of an element. BYTES has elements of any length.
+DATATYPES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
+        **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
+        **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
+        **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
+        "BYTES": 0,
+    }
+)
+MAX_BYTES = 2**63 - 1  # of a tensor, and most elements
+MAX_STRINGS = 65_536  # elements of a BYTES tensor: each is looked at, which takes 0.1 µs
+LENGTH_BYTES = 4  # before each element of a BYTES tensor
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Tensor(msgspec.Struct):
+    """A tensor. `data` is in row-major order and little-endian; elements of BYTES follow their length in 4 bytes."""
+
+    name: str
+    datatype: str  # a key of DATATYPES
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """An input or output of a model. -1 in `shape` means any size. `shape` includes the batch dimension, if any."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+class InferRequest(msgspec.Struct, kw_only=True):
+    """A request for one run of a model."""
+
+    inputs: list[Tensor]
+    outputs: tuple[str, ...] = ()  # names of the outputs to return; (): all
+    priority: int = 0  # 1 is the highest level; 0: the model's default level
+    timeout: float | None = None  # seconds in the queue; None: the level's
+    id: str = ""
+
+
+class InferResult(msgspec.Struct, kw_only=True):
+    """The outputs of a run."""
+
+    outputs: list[Tensor]
+
+
+class TensorModel(Protocol):
+    """A version of a one-shot model that is ready."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """The names of classes, by output."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResult:
+        """Runs the model. Raises RequestRejected, QueueFull, DeadlineExceeded and EngineError."""
+        ...
+
+    def metadata(self) -> dict[str, Any]:
+        """The fields of KServe's ModelMetadataResponse."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """The fields of Triton's ModelConfig."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """The fields of Triton's ModelStatistics."""
+        ...
+
+
+class TensorModels(Protocol):
+    """The one-shot models of a server, and what loads and unloads models of all kinds."""
+
+    def find(self, name: str, version: str = "") -> TensorModel | None:
+        """Returns a version that is ready: by number, by label, or the newest. None if `name` is no one-shot model of
+        the repository. Raises NotReady."""
+        ...
+
+    def ready(self) -> list[TensorModel]:
+        """Returns all versions that are ready."""
+        ...
+
+    def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """Returns the state of every version of every model; with `ready`, only of those that are ready."""
+        ...
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Loads a model's versions from the folder as it is now. Returns when they are ready. `config` replaces the
+        model's file of settings, and `files` its versions. Raises LoadFailed."""
+        ...
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unloads all versions of a model; with `dependents`, also the members of a pipeline. Raises LoadFailed."""
+        ...
+
+
+class NotReady(RequestRejected):
+    """The model is in the repository, but no version of it, or not the one named, is ready."""
+
+
+class LoadFailed(RequestRejected):
+    """A model could not be loaded or unloaded. The message says why."""
+
+
+def elements(shape: Sequence[int]) -> int:
+    """The number of elements of a tensor. The product of no sizes is 1."""
+    return math.prod(shape)
+
+
+def strings(data: Bytes, name: str) -> Iterator[memoryview]:
+    """Yields the elements of a BYTES tensor, without their lengths. Raises RequestRejected if a length does not fit."""
+    view, at, end = memoryview(data), 0, len(data)
+    while at < end:
+        start = at + LENGTH_BYTES
+        at = start + (int.from_bytes(view[at:start], "little") if start <= end else end)
+        if at > end:
+            raise RequestRejected(f"input {name[:100]!r} ends in the middle of an element; check the lengths")
+        yield view[start:at]
+
+
+def check_shape(tensor: Tensor) -> None:
+    """Raises RequestRejected for an unknown datatype, or a shape that no tensor can have."""
+    name, shape = tensor.name[:100], tensor.shape
+    size = DATATYPES.get(tensor.datatype)
+    if size is None:
+        known = ", ".join(DATATYPES)
+        raise RequestRejected(f"input {name!r} has the datatype {tensor.datatype[:40]!r}; the datatypes are {known}")
+    if any(length < 0 for length in shape):
+        raise RequestRejected(f"input {name!r} has the shape {_shown(shape)}; send sizes of at least 0")
+    count = elements(shape)
+    if count > MAX_BYTES:
+        raise RequestRejected(
+            f"input {name!r}: the shape {_shown(shape)} causes total element count to exceed maximum size of "
+            f"{MAX_BYTES}; send a smaller tensor"
+        )
+    if count * max(size, 1) > MAX_BYTES:
+        raise RequestRejected(f"byte size overflow for input {name!r} of the shape {_shown(shape)}; send a smaller one")
+
+
+def check_data(tensor: Tensor) -> None:
+    """Raises RequestRejected if the bytes of a tensor do not fit its datatype and shape, which have been checked."""
+    name, shape = tensor.name[:100], tensor.shape
+    size, count = DATATYPES[tensor.datatype], elements(shape)
+    if size:
+        if len(tensor.data) != count * size:
+            raise RequestRejected(
+                f"unexpected total byte size {len(tensor.data)} for input {name!r}, expecting {count * size}: its "
+                f"shape is {_shown(shape)} of {tensor.datatype}"
+            )
+        return
+    if count > MAX_STRINGS:
+        raise RequestRejected(f"input {name!r} has {count} elements of BYTES; the limit is {MAX_STRINGS}: send fewer")
+    if count * LENGTH_BYTES > len(tensor.data):
+        found = "fewer"
+    else:
+        found = str(sum(1 for _ in strings(tensor.data, tensor.name)))
+    if found != str(count):
+        raise RequestRejected(f"input {name!r} has {found} elements for the shape {_shown(shape)}; expecting {count}")
+
+
+def _shown(shape: Sequence[int]) -> str:
+    sizes = ",".join(str(size) if abs(size) < 2**64 else "..." for size in shape[:16])
+    return f"[{sizes}{',...' if len(shape) > 16 else ''}]"

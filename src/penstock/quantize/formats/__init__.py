@@ -1,0 +1,1 @@
+"""The formats of quantised tensors, and the files that hold them."""

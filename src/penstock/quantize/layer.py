@@ -1,0 +1,224 @@
+"""Quantises the matrices of one layer, product by product in the order in which the layer uses them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.families import GroupedQuerySpec
+from penstock.families.spec import Parameter, TensorSource
+from penstock.quantize.formats.destination import Destination
+from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
+from penstock.quantize.moments import HELD_OUT, Moments
+from penstock.quantize.recorder import Enough, RecordingLinear, WeightPlaces
+from penstock.quantize.rounding import ChosenCodes, Method, quantize
+from penstock.quantize.scaling import awq_scales
+from penstock.quantize.stream import StreamedLayer, Windows, batches
+from penstock.weights.reads import row_runs
+
+# The norm whose result a product alone reads, so that its weight can be divided by what the product's is multiplied by.
+_NORM_BEFORE = {"qkv": "attention_norm", "gate_up": "mlp_norm", "up": "mlp_norm"}
+
+
+class Segment(NamedTuple):
+    """Rows of a parameter that are quantised together: sources with one format, of one expert."""
+
+    first: int
+    rows: int
+    fmt: CodeFormat
+    sources: tuple[TensorSource, ...]
+
+
+@dataclass
+class LayerQuantizer:
+    """Quantises layers. `methods` are tried for each matrix; with `scales` AWQ's factors are, too."""
+
+    destination: Destination
+    methods: Sequence[Method]
+    scales: bool
+    unscaled: bool  # also without the factors: the better is taken
+    choices: list[dict[str, object]] = field(default_factory=list)  # what was chosen for each product
+    # By tensor, the parts that are quantised until it is complete: (their rows in the tensor, their codes).
+    _pieces: dict[str, list[tuple[Tensor, Quantized]]] = field(default_factory=dict)
+
+    def run(self, index: int, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> Iterator[str]:
+        """Quantises a layer: its matrices in memory get the values of their codes. Yields the name of each product when
+        it is done. `hidden` are the hidden states of the calibration's tokens, which the layer reads, or None."""
+        recorder = layer.stream.kernels.linear
+        for parameter in self._products(layer, hidden, windows):
+            moments: dict[int, Moments] = {}
+            if hidden is not None:
+                assert isinstance(recorder, RecordingLinear)
+                moments = self._record(layer, recorder, parameter, hidden, windows)
+            for choice in self._quantize(layer, parameter, moments):
+                error = None if choice.error != choice.error else round(choice.error, 6)
+                name = f"layers.{index}.{parameter.name.removeprefix('layers.0.').removesuffix('.weight')}"
+                self.choices.append({"product": name, "method": choice.method, "error": error})
+            yield parameter.name
+
+    def _products(self, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> list[Parameter]:
+        """Returns the parameters that have tensors to quantise, in the order of their use if it can be found."""
+        own = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
+        if hidden is None:
+            return list(own.values())
+        places, used = WeightPlaces(layer.parameters), {}
+        recorder = layer.stream.kernels.linear
+        assert isinstance(recorder, RecordingLinear)
+
+        def watch(address: int, x: Tensor) -> None:
+            if (found := places.find(address)) and found[0] in own:
+                used[found[0]] = own[found[0]]
+
+        recorder.watch = watch
+        layer.run(hidden[: len(windows[0])], windows[:1])
+        recorder.watch = None
+        return list({**used, **own}.values())
+
+    def _segments(self, parameter: Parameter) -> Iterator[Segment]:
+        if parameter.kind not in ("matrix", "gated"):
+            return
+        size = parameter.shape[0] // parameter.experts
+        for (fmt, _), group in groupby(parameter.sources, key=lambda s: (self._format(s), s.start // size)):
+            sources = tuple(group)
+            if fmt is not None:
+                yield Segment(sources[0].start, sum(source.rows for source in sources), fmt, sources)
+
+    def _format(self, source: TensorSource) -> CodeFormat | None:
+        return self.destination.format_of(source.name) if is_whole_rows(source) else None
+
+    def _record(
+        self, layer: StreamedLayer, recorder: RecordingLinear, parameter: Parameter, hidden: Tensor, windows: Windows
+    ) -> dict[int, Moments]:
+        """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
+        places, found = WeightPlaces(layer.parameters), dict[int, Moments]()
+        groups = list(batches(windows))
+        several = len(self.methods) > 1 or self.scales
+        held = {i for i in range(len(groups)) if i % HELD_OUT == HELD_OUT - 1} or {len(groups) - 1}
+        reached = False
+
+        for i, (rows, batch) in enumerate(groups):
+            split = several and len(groups) > 1
+            reached = False
+
+            def watch(address: int, x: Tensor, *, held_out: bool = i in held, split: bool = split) -> None:
+                nonlocal reached
+                place = places.find(address)
+                if place is None or place[0] != parameter.name:
+                    if reached and place is not None:
+                        raise Enough
+                    return
+                reached = True
+                if place[1] not in found:
+                    found[place[1]] = Moments(parameter.shape[1], split=split)
+                found[place[1]].add(x, held_out=held_out)
+                if parameter.experts == 1:
+                    raise Enough
+
+            recorder.watch = watch
+            try:
+                layer.run(hidden[rows], batch)
+            except Enough:
+                pass
+            finally:
+                recorder.watch = None
+        return found
+
+    def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
+        weights = layer.parameters[parameter.name]
+        segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
+        scales = self._scales(layer, parameter, segments, moments) if self.scales and moments else None
+        choices = []
+        if scales is None or self.unscaled:
+            choices = [
+                self._choose(weights, segment, moments.get(segment.first // size * size)) for segment in segments
+            ]
+        if scales is not None:
+            moments[0].scaled(scales)
+            scaled = [self._choose(weights * scales, segment, moments[0]) for segment in segments]
+            if not choices or sum(c.error for c in scaled) < sum(c.error for c in choices):
+                choices = [choice._replace(method=f"awq+{choice.method}") for choice in scaled]
+                self._fold(layer, parameter, scales)
+        for segment, choice in zip(segments, choices, strict=True):
+            weights[segment.first : segment.first + segment.rows] = choice.weight.values
+            for source in segment.sources:
+                self._place(source, choice.weight, source.start - segment.first, layer)
+        return choices
+
+    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None) -> ChosenCodes:
+        rows = weights[segment.first : segment.first + segment.rows]
+        try:
+            return quantize(rows, segment.fmt, self.methods, moments)
+        except ValueError as error:
+            raise ValueError(f"{', '.join(source.name for source in segment.sources)}: {error}") from None
+
+    def _scales(
+        self, layer: StreamedLayer, parameter: Parameter, segments: Sequence[Segment], moments: dict[int, Moments]
+    ) -> Tensor | None:
+        """Returns AWQ's factors for a product that alone reads a norm, such that the file holds the norm's weight
+        divided by them exactly. None where there is no such norm, or no factors help."""
+        norm = self._norm_before(layer, parameter)
+        if norm is None or sum(segment.rows for segment in segments) < parameter.shape[0]:
+            return None
+        weights = layer.parameters[parameter.name]
+        parts = [(weights[s.first : s.first + s.rows], s.fmt) for s in segments]
+        scales = awq_scales(parts, moments[0])
+        if scales is None:
+            return None
+        factor = layer.parameters[f"{norm}.weight"] + layer.spec.norm_offset
+        divided = self.destination.stored_floats(
+            _source(layer, f"{norm}.weight"), factor / scales - layer.spec.norm_offset
+        )
+        if divided is None:
+            return None
+        divided = divided + layer.spec.norm_offset
+        return torch.where((divided == 0) | (factor == 0), 1.0, factor / divided)
+
+    def _norm_before(self, layer: StreamedLayer, parameter: Parameter) -> str | None:
+        """Returns the norm that only this product reads."""
+        (spec,) = layer.spec.layers
+        name = parameter.name.removeprefix("layers.0.").removesuffix(".weight")
+        alone = isinstance(spec.attention, GroupedQuerySpec) and not spec.attention.gate and spec.moe is None
+        if not alone or not spec.pre_norms or spec.parallel or name not in _NORM_BEFORE:
+            return None
+        return f"layers.0.{_NORM_BEFORE[name]}"
+
+    def _fold(self, layer: StreamedLayer, parameter: Parameter, scales: Tensor) -> None:
+        """Divides the norm before a product by the factors, in memory and in the file."""
+        norm, offset = self._norm_before(layer, parameter), layer.spec.norm_offset
+        for kind in ("weight", "bias"):
+            vector = layer.parameters.get(f"{norm}.{kind}")
+            if vector is None:
+                continue
+            shift, source = offset if kind == "weight" else 0.0, _source(layer, f"{norm}.{kind}")
+            stored = self.destination.stored_floats(source, (vector + shift) / scales - shift)
+            assert stored is not None, "the file holds such values"
+            vector.copy_(stored)
+            self.destination.write_floats(source, stored)
+
+    def _place(self, source: TensorSource, weight: Quantized, first: int, layer: StreamedLayer) -> None:
+        """Writes a source's rows, in the order of its tensor. A tensor that several sources have is written when it is
+        complete."""
+        order = [torch.arange(at, at + count * step, step) for at, _, count, step in row_runs(source)]
+        pieces = self._pieces.setdefault(source.name, [])
+        pieces.append((torch.cat(order), weight.rows(torch.arange(first, first + source.rows))))
+        every = [s for p in layer.spec.parameters for s in p.sources if s.name == source.name]
+        if sum(len(index) for index, _ in pieces) < sum(each.rows for each in every):
+            return
+        index = torch.cat([index for index, _ in pieces]).argsort()
+        codes = torch.cat([piece.codes for _, piece in pieces])
+        whole = Quantized(codes, joined_grids([piece.grid for _, piece in pieces], 0))
+        self.destination.put(source.name, whole.rows(index))
+        del self._pieces[source.name]
+
+
+def is_whole_rows(source: TensorSource) -> bool:
+    """Whether a source is rows of a tensor that has one matrix, as it is multiplied with."""
+    return not source.transposed and not source.columns and not source.name.endswith("]")
+
+
+def _source(layer: StreamedLayer, name: str) -> str:
+    parameter = next(p for p in layer.spec.parameters if p.name == name)
+    return parameter.sources[0].name

@@ -1,0 +1,63 @@
+"""Second moments of a product's inputs: what quantisation needs of the calibration."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+HELD_OUT = 8  # one window in so many measures what was chosen by the others
+DAMPING = 0.01  # of the mean diagonal, which is added to it
+
+
+@dataclass
+class Moments:
+    """The sums of x x^T over the tokens that a product read, [columns, columns]. The error of its outputs follows from
+    them: sum |W x - V x|^2 = tr((W - V) M (W - V)^T)."""
+
+    columns: int
+    split: bool = False  # whether windows are held out; without, all of them are in both
+    fit: Tensor = field(init=False)  # of most windows: codes are chosen by it
+    check: Tensor = field(init=False)  # of the windows that were held out
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.fit = torch.zeros(self.columns, self.columns)
+        self.check = torch.zeros_like(self.fit) if self.split else self.fit
+
+    def add(self, x: Tensor, *, held_out: bool) -> None:
+        """Adds the fp32 rows of x [tokens, columns]."""
+        (self.check if held_out and self.split else self.fit).addmm_(x.T, x)
+        self.tokens += 0 if held_out and self.split else len(x)
+
+    def scaled(self, factors: Tensor) -> None:
+        """Does what dividing each x by `factors` [columns] would have done."""
+        outer = factors[:, None] * factors
+        self.fit /= outer
+        if self.split:
+            self.check /= outer
+
+    @property
+    def importance(self) -> Tensor:
+        """The mean square of each column, by which errors of weights are weighed."""
+        return self.fit.diagonal() / max(self.tokens, 1)
+
+    def factor(self) -> Tensor:
+        """Returns the upper Cholesky factor of the inverse of the damped moments. Columns that were always 0 count as
+        if they were 1."""
+        damped = self.fit.clone()
+        diagonal = damped.diagonal()
+        dead = diagonal == 0
+        level = diagonal.mean().item() or 1.0
+        diagonal[dead] = level
+        for strength in (DAMPING, 10 * DAMPING, 1.0, 100.0):
+            raised = damped.clone()
+            raised.diagonal().add_(strength * level)
+            lower, status = torch.linalg.cholesky_ex(raised)
+            if status == 0:
+                upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+                return upper
+        return torch.eye(self.columns)
+
+    def error(self, difference: Tensor) -> float:
+        """Returns sum |D x|^2 of the windows held out, for the difference D of two weights [rows, columns]."""
+        return float(((difference @ self.check) * difference).sum(dtype=torch.float64))

@@ -1,0 +1,110 @@
+"""The messages between the server and a child process that runs models. Each is one packet of a socket pair."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.messages.tensors import TensorSpec
+
+MAX_PACKET = 128 << 10  # bytes: what a socket's default buffer takes; tensors are not in packets
+
+
+class TensorPlace(msgspec.Struct, array_like=True):
+    """A tensor in shared memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int  # bytes
+
+
+class LoadModel(msgspec.Struct, tag="load", array_like=True):
+    """Load a model from a file."""
+
+    model: int
+    path: str
+    root: str  # the folder that files which the model names must be in
+    max_rows: int  # of a batch, 0: no batch dimension; -1: the model decides
+    inputs: tuple[TensorSpec, ...]  # as the settings declare them; (): as the model has them
+    threads: int  # that compute one run
+
+
+class RunBatch(msgspec.Struct, tag="run", array_like=True):
+    """Run a model. Outputs go to the region at `room`, one after the other."""
+
+    batch: int
+    model: int
+    inputs: list[TensorPlace]
+    outputs: tuple[str, ...]
+    room: int
+    room_size: int
+
+
+class DropModel(msgspec.Struct, tag="drop", array_like=True):
+    """Free a model's memory."""
+
+    model: int
+
+
+class ModelLoaded(msgspec.Struct, tag="loaded", array_like=True):
+    """A model is ready."""
+
+    model: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int  # of a batch; 0: no batch dimension
+    joins: bool  # rows of several requests may run together
+    note: str  # why not, "" if they may
+    size: int  # bytes of memory that the process has taken for it
+
+
+class ModelFailed(msgspec.Struct, tag="failed", array_like=True):
+    """A model could not be loaded."""
+
+    model: int
+    message: str
+
+
+class ModelDropped(msgspec.Struct, tag="dropped", array_like=True):
+    model: int
+
+
+class BatchDone(msgspec.Struct, tag="done", array_like=True):
+    """The outputs of a batch; times are in nanoseconds. Outputs that did not fit in the room are in a file of their
+    own, whose descriptor came with the packet."""
+
+    batch: int
+    outputs: list[TensorPlace]
+    input_ns: int
+    run_ns: int
+    output_ns: int
+    spilled: bool = False
+    error: str = ""
+
+
+ToChild = LoadModel | RunBatch | DropModel
+FromChild = ModelLoaded | ModelFailed | ModelDropped | BatchDone
+_encoder = msgspec.msgpack.Encoder()
+_to_child = msgspec.msgpack.Decoder(ToChild)
+_from_child = msgspec.msgpack.Decoder(FromChild)
+
+
+def encode(message: Any) -> bytes:
+    """Returns a packet. Raises ValueError if it is too large."""
+    packet = _encoder.encode(message)
+    if len(packet) > MAX_PACKET:
+        raise ValueError(f"the message has {len(packet)} bytes; the limit is {MAX_PACKET}: use fewer or shorter names")
+    return packet
+
+
+def decode_order(packet: bytes | memoryview) -> ToChild:
+    """Decodes a packet for the child."""
+    order: ToChild = _to_child.decode(packet)
+    return order
+
+
+def decode_report(packet: bytes | memoryview) -> FromChild:
+    """Decodes a packet from the child. Raises msgspec.DecodeError."""
+    report: FromChild = _from_child.decode(packet)
+    return report

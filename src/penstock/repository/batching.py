@@ -1,0 +1,302 @@
+"""Runs the requests of one version of a model in batches: the batcher decides, the process computes."""
+
+import asyncio
+import math
+import time
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import msgspec
+
+from penstock.messages import DeadlineExceeded, EngineError, QueueFull, RequestRejected
+from penstock.messages.tensors import (
+    DATATYPES,
+    LENGTH_BYTES,
+    MAX_BYTES,
+    Bytes,
+    InferRequest,
+    InferResult,
+    Tensor,
+    TensorSpec,
+)
+from penstock.repository.backend.process import Done, ModelProcess, unavailable
+from penstock.repository.backend.wire import BatchDone, RunBatch, TensorPlace
+from penstock.repository.statistics import ModelStatistics
+from penstock.schedule.batcher import Batch, Batcher, BatchRules
+
+MIN_ROOM = 4096  # bytes for outputs
+RETRY_SECONDS = 1  # the Retry-After of a full queue
+
+
+class _Waiter(msgspec.Struct, eq=False):
+    """A request, and what waits for its result."""
+
+    request: InferRequest
+    rows: int
+    result: "asyncio.Future[InferResult]"
+    arrived: float
+    began: float = 0.0
+    outcome: InferResult | Exception | None = None  # kept until it may leave
+
+
+class BatchedModel:
+    """The queue and the instances of one version of a model."""
+
+    def __init__(
+        self,
+        name: str,
+        process: ModelProcess,
+        model: int,
+        rules: BatchRules,
+        outputs: Sequence[TensorSpec],
+        statistics: ModelStatistics,
+        hang_seconds: float,
+        *,
+        has_rows: bool,
+    ) -> None:
+        """`model` is the model's number in the process. `has_rows`: tensors have a batch dimension."""
+        self.name = name
+        self.batcher = Batcher(rules)
+        self._process, self._model = process, model
+        self._outputs = tuple(spec.name for spec in outputs)
+        self._row_bytes = sum(_known_bytes(spec) for spec in outputs)  # of all outputs, as far as they are known
+        self._statistics = statistics
+        self._hang_seconds = hang_seconds
+        self._has_rows = has_rows
+        self._waiters: dict[int, _Waiter] = {}
+        self._numbers = 0
+        self._blocked: Batch | None = None  # waits for shared memory
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def infer(self, request: InferRequest, rows: int) -> InferResult:
+        """Runs a request that has been checked. Raises QueueFull, DeadlineExceeded, RequestRejected and EngineError."""
+        if self._process.gone(self._model):
+            raise EngineError(f"model {self.name!r} has ended its process too often; load it again")
+        size = sum(len(tensor.data) for tensor in request.inputs)
+        if size > self._process.arena.size // 4:
+            limit = self._process.arena.size // 4
+            raise RequestRejected(f"the inputs have {size} bytes; the limit is {limit}: send fewer rows")
+        self._numbers += 1
+        number, now = self._numbers, time.monotonic()
+        rules = self.batcher.rules
+        group: Hashable = number if rules.mode == "none" else _group(request)
+        if self.batcher.add(number, rows, group, now, level=request.priority, timeout=request.timeout) is not None:
+            raise QueueFull(
+                f"Exceeds maximum queue size: the queue of model {self.name!r} is full; try again later", RETRY_SECONDS
+            )
+        waiter = _Waiter(request, rows, asyncio.get_running_loop().create_future(), now)
+        self._waiters[number] = waiter
+        self._schedule()
+        try:
+            return await waiter.result
+        except asyncio.CancelledError:
+            if self.batcher.cancel(number):
+                self._waiters.pop(number, None)
+                self._leave(self.batcher.leaving())
+            raise
+
+    def pump(self) -> None:
+        """Starts the batches that are due. Called when something has changed."""
+        self._scheduled = False
+        now = time.monotonic()
+        for number in (late := self.batcher.drop_late(now)):
+            waiter = self._waiters.pop(number)
+            _fail(
+                waiter, DeadlineExceeded(f"Request timeout expired: it waited longer than model {self.name!r} allows")
+            )
+        if late:
+            self._leave(self.batcher.leaving())
+        if self._process.gone(self._model):
+            self._end_all()
+            return
+        while self._process.has(self._model):
+            batch = self._blocked or self.batcher.plan(now)
+            if batch is None:
+                break
+            self._blocked = None
+            waiters = [self._waiters[number] for number in batch.requests]
+            if not self._start(waiters, partial(self._done, batch, waiters), now):
+                self._blocked = batch  # `pump` is called again when memory is free
+                break
+        self._set_timer()
+
+    def _schedule(self) -> None:
+        """Calls `pump` once the loop has handled what has arrived, so that these requests run together."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.batcher.next_due()
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self.pump)
+
+    def _start(self, waiters: list[_Waiter], done: Done, now: float) -> bool:
+        """Copies the inputs of requests to shared memory, one after the other, and has them run. Returns False if there
+        is no room."""
+        requests = [waiter.request for waiter in waiters]
+        sizes = [sum(len(request.inputs[i].data) for request in requests) for i in range(len(requests[0].inputs))]
+        total = sum(map(_aligned, sizes))
+        rows = sum(waiter.rows for waiter in waiters)
+        room = MIN_ROOM + _aligned(self._row_bytes * rows) + 64 * len(self._outputs)
+        arena = self._process.arena
+        region = arena.take(total + room)
+        if region is None:
+            return False
+        at, places = region, []
+        for i, first in enumerate(requests[0].inputs):
+            start = at
+            for request in requests:
+                data = request.inputs[i].data
+                arena.view[at : at + len(data)] = data
+                at += len(data)
+            shape = (rows, *first.shape[1:]) if self._has_rows else first.shape
+            places.append(TensorPlace(first.name, first.datatype, shape, start, at - start))
+            at = start + _aligned(at - start)
+        for waiter in waiters:
+            waiter.began = now
+        wanted = _wanted(requests, self._outputs)
+        order = RunBatch(0, self._model, places, wanted, region + total, room)
+        self._process.submit(order, region, self._hang_seconds, done)
+        return True
+
+    def _done(self, batch: Batch, waiters: list[_Waiter], report: BatchDone, memory: memoryview) -> None:
+        if report.error and len(waiters) > 1 and self._process.has(self._model):
+            self._run_alone(batch, waiters)
+            return
+        self._keep(waiters, report, memory)
+        self._finish(batch)
+
+    def _finish(self, batch: Batch) -> None:
+        leaving = self.batcher.apply(batch)
+        self.pump()  # the next batch runs while results are sent
+        self._leave(leaving)
+
+    def _run_alone(self, batch: Batch, waiters: list[_Waiter]) -> None:
+        """Runs the requests of a batch that failed one at a time: only those that fail again end with an error."""
+        first, rest = waiters[0], waiters[1:]
+
+        def done(report: BatchDone, memory: memoryview) -> None:
+            self._keep([first], report, memory)
+            if rest and self._process.has(self._model):
+                self._run_alone(batch, rest)
+                return
+            for each in rest:
+                each.outcome = unavailable(report.error)
+            self._finish(batch)
+
+        if not self._start([first], done, first.began):
+            for each in waiters:
+                each.outcome = EngineError("there is no shared memory for the request; try again later")
+            asyncio.get_running_loop().call_soon(self._finish, batch)
+
+    def _keep(self, waiters: list[_Waiter], report: BatchDone, memory: memoryview) -> None:
+        """Counts a run, and gives each request its rows of the outputs, or the error."""
+        rows = sum(waiter.rows for waiter in waiters)
+        if report.error:
+            alive = self._process.has(self._model)
+            for waiter in waiters:
+                waiter.outcome = _run_error(self.name, report.error, alive=alive)
+            return
+        self._statistics.batch(rows, len(waiters), (report.input_ns, report.run_ns, report.output_ns))
+        results: list[list[Tensor]] = [[] for _ in waiters]
+        for place in report.outputs:
+            data = memory[place.start : place.start + place.size]
+            if not self._has_rows or len(waiters) == 1:
+                parts: list[Bytes] = [bytes(data)]
+                shapes = [place.shape]
+            elif not place.shape or place.shape[0] != rows:
+                wrong = EngineError(
+                    f"output {place.name!r} of model {self.name!r} has the shape {place.shape} for {rows} rows"
+                )
+                for waiter in waiters:
+                    waiter.outcome = wrong
+                return
+            else:
+                parts = _divided(data, place, [waiter.rows for waiter in waiters])
+                shapes = [(waiter.rows, *place.shape[1:]) for waiter in waiters]
+            for result, part, shape in zip(results, parts, shapes, strict=True):
+                result.append(Tensor(place.name, place.datatype, shape, part))
+        for waiter, result in zip(waiters, results, strict=True):
+            names = waiter.request.outputs
+            if names and len(names) < len(result):
+                by_name = {tensor.name: tensor for tensor in result}
+                result = [by_name[name] for name in names]
+            waiter.outcome = InferResult(outputs=result)
+
+    def _leave(self, numbers: list[int]) -> None:
+        """Hands out results whose turn it is."""
+        now = time.monotonic()
+        for number in numbers:
+            waiter = self._waiters.pop(number, None)
+            if waiter is None or waiter.result.done():
+                continue
+            if isinstance(waiter.outcome, InferResult):
+                self._statistics.request(now - waiter.arrived, waiter.began - waiter.arrived)
+                waiter.result.set_result(waiter.outcome)
+            else:
+                self._statistics.failed(now - waiter.arrived)
+                waiter.result.set_exception(waiter.outcome or EngineError("the batch ended without a result"))
+
+    def _end_all(self) -> None:
+        """Ends every request that waits: the model cannot run again."""
+        for number in [number for number, waiter in self._waiters.items() if not waiter.began]:
+            if self.batcher.cancel(number):
+                error = EngineError(f"model {self.name!r} has ended its process too often; load it again")
+                _fail(self._waiters.pop(number), error)
+
+
+def _run_error(name: str, text: str, *, alive: bool) -> Exception:
+    """The error of a run: the request's, if the process is `alive`."""
+    return RequestRejected(f"model {name!r}: {text}") if alive else unavailable(text)
+
+
+def _fail(waiter: _Waiter, error: Exception) -> None:
+    if not waiter.result.done():
+        waiter.result.set_exception(error)
+
+
+def _group(request: InferRequest) -> Hashable:
+    """Requests with equal groups have the same inputs, and rows of the same shape."""
+    return tuple((tensor.name, tensor.shape[1:]) for tensor in request.inputs)
+
+
+def _wanted(requests: list[InferRequest], outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The outputs to compute: those that a request needs."""
+    if any(not request.outputs for request in requests):
+        return outputs
+    names = {name for request in requests for name in request.outputs}
+    return tuple(name for name in outputs if name in names)
+
+
+def _divided(data: memoryview, place: TensorPlace, counts: list[int]) -> list[Bytes]:
+    """The bytes of each request's rows. Raises no error: the child has written the tensor."""
+    parts: list[Bytes] = []
+    at = 0
+    if place.datatype != "BYTES":
+        row = place.size // place.shape[0]
+        for count in counts:
+            parts.append(bytes(data[at : at + count * row]))
+            at += count * row
+        return parts
+    per_row = math.prod(place.shape[1:])
+    for count in counts:
+        start = at
+        for _ in range(count * per_row):
+            at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "little")
+        parts.append(bytes(data[start:at]))
+    return parts
+
+
+def _known_bytes(spec: TensorSpec) -> int:
+    """The bytes of an output's row if its shape is fixed, else a guess."""
+    size = DATATYPES[spec.datatype] or 32
+    return min(size * math.prod(length if length > 0 else 1 for length in spec.shape), MAX_BYTES)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64

@@ -1,0 +1,229 @@
+"""Reads the folder of a model: its settings, its versions, and what identifies a version."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.messages.tensors import LoadFailed
+from penstock.repository.settings import MAX_BYTES, Kind, ModelSettings, SettingsError, chosen_versions, read_yaml
+from penstock.repository.triton import of_config, read_pbtxt
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+OURS, TRITONS = "model.yaml", "config.pbtxt"
+MAX_MODELS = 10_000
+MAX_FILES = 10_000  # of a version
+_log = logging.getLogger("penstock.repository")
+
+
+class Target(NamedTuple):
+    """A version of a model that should be ready."""
+
+    name: str
+    version: int
+    digest: str  # of the settings and of all files: what the version is
+    size: int  # bytes of its files
+    folder: Path
+    settings: ModelSettings
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.name, self.version, self.digest
+
+
+class Entry(NamedTuple):
+    """A model, and the versions that its policy chooses."""
+
+    name: str
+    settings: ModelSettings
+    targets: tuple[Target, ...]
+
+
+class Folder:
+    """A folder with a folder for each model."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError if there is no such folder."""
+        if not path.is_dir():
+            raise ValueError(f"--repository is {str(path)!r}: there is no such folder; create it, or name another one")
+        self.path = path.resolve()
+        self._digests: dict[tuple[Any, ...], str] = {}  # of files, by what changes with their content
+        self._overrides: dict[str, Path] = {}  # folders of models whose files came with a request
+
+    def names(self) -> list[str]:
+        """Returns the names of the models in the folder, sorted."""
+        found = sorted(
+            entry.name
+            for entry in os.scandir(self.path)
+            if entry.is_dir(follow_symlinks=False) and NAME.fullmatch(entry.name)
+        )
+        return found[:MAX_MODELS]
+
+    def kind(self, name: str) -> Kind | None:
+        """Returns the kind of a model, without reading its files. Raises LoadFailed."""
+        try:
+            folder = self._folder(name, None, None)
+            settings = _settings(folder)
+            return settings.kind or _with_kind(settings, folder, _versions(folder)).kind
+        except (SettingsError, OSError) as error:
+            raise LoadFailed(f"failed to load {name!r}: {error}") from None
+
+    def read(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> Entry:
+        """Reads a model. `config` is a JSON text with Triton's settings, which replace those of the folder; `files` are
+        its versions, by path within the folder. Raises LoadFailed."""
+        if NAME.fullmatch(name) is None:
+            raise LoadFailed(f"{name[:100]!r} is no name of a model: it has letters, digits and _ . + -")
+        try:
+            folder = self._folder(name, config, files)
+            settings = _config(config) if config is not None else _settings(folder)
+            return self._entry(name, folder, settings)
+        except (SettingsError, OSError) as error:
+            raise LoadFailed(f"failed to load {name!r}: {error}") from None
+
+    def forget(self, name: str) -> None:
+        """Deletes the files that came with a request to load a model."""
+        folder = self._overrides.pop(name, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> Path:
+        if files:
+            if config is None:
+                raise SettingsError("files came without a config; send both")
+            folder = _written(files)
+            self.forget(name)
+            self._overrides[name] = folder
+            return folder
+        if config is None:
+            self.forget(name)
+        folder = self._overrides.get(name, self.path / name)
+        if not folder.is_dir() or folder.is_symlink():
+            raise SettingsError(f"failed to poll from model repository: there is no folder {name!r} in it")
+        return folder
+
+    def _entry(self, name: str, folder: Path, settings: ModelSettings) -> Entry:
+        there = _versions(folder)
+        if settings.kind is None:
+            settings = _with_kind(settings, folder, there)
+        if not there and (settings.kind == "ensemble" or settings.model):
+            there = [1]  # it has no files
+        numbers = chosen_versions(settings, there)
+        if not numbers:
+            raise SettingsError(f"there is no version: put the model's files into {name}/1")
+        targets = []
+        for number in numbers:
+            version = folder / str(number)
+            digest, size = self._digest(version)
+            text = json.dumps([repr(settings), digest], sort_keys=True)
+            targets.append(Target(name, number, hashlib.sha256(text.encode()).hexdigest(), size, version, settings))
+        return Entry(name, settings, tuple(targets))
+
+    def _digest(self, folder: Path) -> tuple[str, int]:
+        """A digest of the names and contents of all files, and their bytes. Files that have not changed since they were
+        read are not read again."""
+        digest, total = hashlib.sha256(), 0
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        if len(paths) > MAX_FILES:
+            raise SettingsError(f"a version has {len(paths)} files; the limit is {MAX_FILES}")
+        for path in paths:
+            state = path.stat()
+            key = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            if key not in self._digests:
+                with path.open("rb") as file:
+                    self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.relative_to(folder)}\0{self._digests[key]}\n".encode())
+            total += state.st_size
+        return digest.hexdigest(), total
+
+
+def _versions(folder: Path) -> list[int]:
+    """The numbers of the versions in a model's folder."""
+    return [
+        int(path.name) for path in folder.iterdir() if re.fullmatch(r"[1-9][0-9]{0,8}", path.name) and path.is_dir()
+    ]
+
+
+def _config(text: str) -> ModelSettings:
+    """The settings in a JSON text of Triton's ModelConfig. Raises SettingsError."""
+    if len(text) > MAX_BYTES:
+        raise SettingsError(f"config has {len(text)} characters; the limit is {MAX_BYTES}")
+    try:
+        config = json.loads(text)
+        if not isinstance(config, dict):
+            raise SettingsError("config must be a JSON object")
+        return of_config(config)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SettingsError(f"config is not valid JSON: {error}") from None
+    except (TypeError, AttributeError, ValueError) as error:
+        raise SettingsError(f"config: {error}") from None
+
+
+def _settings(folder: Path) -> ModelSettings:
+    """The settings in a model's folder; those of an empty file if there is none. Raises SettingsError and OSError."""
+    ours, tritons = folder / OURS, folder / TRITONS
+    if ours.exists() and tritons.exists():
+        raise SettingsError(f"the folder has {OURS} and {TRITONS}; keep one of them")
+    for path, read in ((ours, read_yaml), (tritons, read_pbtxt)):
+        if path.exists():
+            if path.stat().st_size > MAX_BYTES:
+                raise SettingsError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}")
+            try:
+                return read(path.read_text(encoding="utf-8"))
+            except UnicodeDecodeError:
+                raise SettingsError(f"{path.name} is not UTF-8") from None
+            except SettingsError as error:
+                raise SettingsError(f"{path.name}: {error}") from None
+    return ModelSettings()
+
+
+def _with_kind(settings: ModelSettings, folder: Path, there: list[int]) -> ModelSettings:
+    """The settings with the kind that the files of the newest version have. Raises SettingsError."""
+    import msgspec
+
+    kind: Kind | None = "llm" if settings.model else None
+    newest = folder / str(max(there, default=1))
+    names = {path.name for path in newest.iterdir()} if newest.is_dir() else set()
+    if settings.steps:
+        kind = "ensemble"
+    elif (settings.file or "model.onnx") in names and (settings.file or "model.onnx").endswith(".onnx"):
+        kind = "onnx"
+    elif "config.json" in names or any(name.endswith(".gguf") for name in names):
+        kind = "llm"
+    if kind is None:
+        refused = {
+            "model.pt": "TorchScript",
+            "model.pt2": "torch.export",
+            "saved_model.pb": "TensorFlow",
+            "model.plan": "TensorRT",
+        }
+        found = next(
+            (f"{name} is a {what} model; export it to ONNX" for name, what in refused.items() if name in names), ""
+        )
+        raise SettingsError(
+            found
+            or f"the kind of model is not known: {newest.name} has neither model.onnx nor a language model; set kind"
+        )
+    return msgspec.structs.replace(settings, kind=kind)
+
+
+def _written(files: Mapping[str, bytes]) -> Path:
+    """Writes files that came with a request to a new folder. Raises SettingsError for a path that leaves it."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-model-"))
+    try:
+        for name, data in files.items():
+            path = Path(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(path.parts) > 8:
+                raise SettingsError(f"file {name[:100]!r} is not within the model's folder; send VERSION/FILE")
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+    except (SettingsError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder

@@ -1,0 +1,390 @@
+"""A repository that serves: what is wanted of it, what is loaded, and the work that makes them agree."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from penstock.config import detect_hardware
+from penstock.messages.tensors import LoadFailed, NotReady, TensorModel
+from penstock.repository.ensemble import Ensemble
+from penstock.repository.entry import Entry, Folder, Target
+from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
+from penstock.repository.loader import Loader, ReadyModel
+from penstock.repository.oneshot import OneShotModel, OnnxLoader
+from penstock.repository.settings import Kind
+
+WAIT_SECONDS = 300.0  # for memory that a version lacks
+DRAIN_SECONDS = 300.0  # for the requests of a version that is unloaded
+GENERATION = "generation"  # the file in the folder that says what is wanted
+LOOK_SECONDS = 1.0  # between looks at that file
+MAX_GENERATION_BYTES = 1 << 20
+_log = logging.getLogger("penstock.repository")
+
+
+class _EnsembleLoader:
+    def __init__(self, find: Callable[[str, str], TensorModel | None]) -> None:
+        self._find = find
+
+    async def load(self, target: Target) -> Ensemble:
+        return Ensemble(target, self._find)
+
+    def withdraw(self, model: Ensemble) -> None:
+        pass
+
+    async def unload(self, model: Ensemble) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class _RepositoryVersion:
+    """A version, from the begin of its loading to its end."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.state: State = "loading"
+        self.model: ReadyModel | None = None
+        self.error = ""
+
+    def observed(self) -> Observed:
+        requests = 0 if self.model is None else self.model.usage.requests
+        return Observed(self.target.key, self.state, self.target.size, requests)
+
+
+class Repository:
+    """See `penstock.messages.tensors.TensorModels`. Used from one event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        loaders: Mapping[Kind, Loader[Any]] | None = None,
+        *,
+        free: Callable[[], int] = lambda: detect_hardware().memory_available,
+        taken: Collection[str] = (),
+        text_member: Callable[[str], TensorModel | None] = lambda name: None,
+    ) -> None:
+        """`loaders` are those of kinds besides one-shot models. `free` returns the bytes of memory that are available.
+        `taken` are names that models of the server have. `text_member` returns a language model as a member of an
+        ensemble. Raises ValueError if there is no such folder."""
+        self.folder = Folder(path)
+        self.onnx = OnnxLoader()
+        ours = {"onnx": self.onnx, "ensemble": _EnsembleLoader(self._member)}
+        self._loaders = cast(Mapping[Kind, Loader[Any]], {**ours, **(loaders or {})})
+        self._free = free
+        self._taken = frozenset(taken)
+        self._text_member = text_member
+        self._wanted: dict[str, Entry] = {}
+        self._versions: dict[Key, _RepositoryVersion] = {}
+        self._serving: dict[str, dict[int, _RepositoryVersion]] = {}  # what requests get
+        self._reasons: dict[str, str] = {}  # why a model is not loaded, by name
+        self._changed = asyncio.Condition()
+        self._changing: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
+        self._generation: tuple[int, int] | None = None  # of the file: what changes with its content
+
+    # -- TensorModels -----------------------------------------------------------------------------------------
+
+    def find(self, name: str, version: str = "") -> TensorModel | None:
+        """See TensorModels."""
+        there = self._serving.get(name)
+        if not there:
+            if name in self._wanted or name in self._reasons:
+                raise NotReady(f"Request for unknown model: {name!r} is not ready: {self._why(name)}")
+            return None
+        found = there.get(max(there)) if not version else self._named(name, version, there)
+        if found is None:
+            shown = ", ".join(map(str, sorted(there)))
+            raise NotReady(
+                f"Request for unknown model: {name!r} version {version[:40]!r} is not ready; the versions are {shown}"
+            )
+        return found.model if isinstance(found.model, OneShotModel | Ensemble) else None
+
+    def ready(self) -> list[TensorModel]:
+        """See TensorModels."""
+        found = (version.model for there in self._serving.values() for version in there.values())
+        return [model for model in found if isinstance(model, OneShotModel | Ensemble)]
+
+    def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """See TensorModels."""
+        words = {"loading": "LOADING", "ready": "READY", "draining": "UNLOADING", "dropping": "UNLOADING"}
+        found = []
+        names = self.folder.names()
+        for name in sorted({*names, *self._wanted, *self._serving, *self._reasons}):
+            versions = [each for key, each in self._versions.items() if key[0] == name]
+            for each in sorted(versions, key=lambda each: each.target.version):
+                row = {"name": name, "version": str(each.target.version), "state": words.get(each.state, "UNAVAILABLE")}
+                if each.error:
+                    row["reason"] = each.error
+                found.append(row)
+            if not versions:
+                row = {"name": name}
+                if name in self._reasons:
+                    row |= {"version": "1", "state": "UNAVAILABLE", "reason": self._reasons[name]}
+                found.append(row)
+        return [row for row in found if not ready or row.get("state") == "READY"]
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """See TensorModels."""
+        if name in self._taken:
+            raise LoadFailed(f"model {name!r} is served already, without the repository; rename the folder")
+        async with self._changing.setdefault(name, asyncio.Lock()):
+            try:
+                entry = await asyncio.to_thread(self.folder.read, name, config, files)
+            except LoadFailed as error:
+                if name not in self._serving:
+                    self._reasons[name] = str(error)
+                raise
+            for key in [key for key, each in self._versions.items() if key[0] == name and each.state == "failed"]:
+                del self._versions[key]
+            before = self._wanted.get(name)
+            self._wanted[name] = entry
+            self._reasons.pop(name, None)
+            errors = await self._settled(entry)
+            if errors:
+                # What serves stays; a restart of the process must not load what has failed.
+                if before is not None and name in self._serving:
+                    self._wanted[name] = before
+                else:
+                    del self._wanted[name]
+                    self._reasons[name] = errors
+                self._reconcile()
+                raise LoadFailed(f"failed to load {name!r}, versions {errors}")
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """See TensorModels."""
+        async with self._changing.setdefault(name, asyncio.Lock()):
+            self._check_unused(name)
+            entry = self._wanted.pop(name, None)
+            if entry is None:
+                if name not in self.folder.names() and name not in self._reasons:
+                    raise LoadFailed(f"failed to unload {name!r}: there is no such model")
+                return
+            self._reasons[name] = "unloaded"
+            self._reconcile()
+            async with self._changed:
+                await self._changed.wait_for(lambda: not any(key[0] == name for key in self._versions))
+            self.folder.forget(name)
+        if dependents:
+            for member in sorted({step.model for step in entry.settings.steps}):
+                if member in self._wanted and not self._users(member):
+                    await self.unload(member, dependents=True)
+
+    # -- the server ---------------------------------------------------------------------------------------------
+
+    async def load_all(self, names: Collection[str] | None = None) -> list[str]:
+        """Loads these models, by default all in the folder, ensembles last. Returns the errors."""
+        entries = []
+        errors = []
+        for name in self.folder.names() if names is None else names:
+            try:
+                entries.append((bool((await asyncio.to_thread(self.folder.read, name)).settings.steps), name))
+            except LoadFailed as error:
+                self._reasons[name] = str(error)
+                errors.append(str(error))
+        for ensembles in (False, True):
+            results = await asyncio.gather(
+                *(self.load(name) for is_ensemble, name in entries if is_ensemble is ensembles), return_exceptions=True
+            )
+            errors += [str(result) for result in results if isinstance(result, Exception)]
+        return errors
+
+    async def follow_generation(self) -> None:
+        """Calls `read_generation` again and again. Never returns."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.read_generation()
+
+    async def read_generation(self) -> bool:
+        """Makes what is loaded agree with the file `generation` if that is new. Returns False if there is none."""
+        path = self.folder.path / GENERATION
+        try:
+            state = path.stat()
+            now = (state.st_ino, state.st_mtime_ns)
+            if now != self._generation:
+                self._generation = now
+                await self._follow(path)
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            _log.error("the file %s cannot be used: %s", path, error)
+        return True
+
+    async def close(self) -> None:
+        """Ends all models. May be called twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for loader in self._loaders.values():
+            await loader.close()
+        for name in list(self._wanted):
+            self.folder.forget(name)
+
+    def state(self) -> list[tuple[Target, State, ReadyModel | None, str]]:
+        """Returns every version: its target, its state, its model if it is ready, and its error."""
+        found = sorted(self._versions.values(), key=lambda each: each.target.key[:2])
+        return [(each.target, each.state, each.model, each.error) for each in found]
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self, path: Path) -> None:
+        """Loads and unloads what the file says: a list of names. Models that cannot be loaded are logged."""
+        if path.stat().st_size > MAX_GENERATION_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes; the limit is {MAX_GENERATION_BYTES}")
+        wanted = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+            raise ValueError("it must be a list of names of models")
+        errors = await self.load_all(wanted)
+        users_first = sorted(set(self._wanted) - set(wanted), key=lambda name: not self._wanted[name].settings.steps)
+        for name in users_first:
+            try:
+                await self.unload(name)
+            except LoadFailed as error:
+                errors.append(str(error))
+        for text in errors:
+            _log.error("%s", text)
+        _log.info("the models of %s are loaded: %s", path, ", ".join(wanted) or "none")
+
+    async def _settled(self, entry: Entry) -> str:
+        """Waits until every version of an entry is ready or has failed. Returns the errors of those that failed."""
+        self._reconcile()
+        keys = {target.key: target for target in entry.targets}
+
+        def settled() -> bool:
+            return all(key in self._versions and self._versions[key].state in ("ready", "failed") for key in keys)
+
+        try:
+            async with asyncio.timeout(WAIT_SECONDS if self._lacking(keys) else None), self._changed:
+                await self._changed.wait_for(settled)
+        except TimeoutError:
+            key, lacks = next(iter(self._lacking(keys).items()))
+            return f"{key[1]}: it needs {lacks} bytes of memory more than are free; unload another model"
+        failed = (
+            (keys[key].version, self._versions[key].error) for key in keys if self._versions[key].state == "failed"
+        )
+        return "; ".join(f"{version}: {error}" for version, error in failed)
+
+    def _lacking(self, keys: Collection[Key]) -> dict[Key, int]:
+        return {key: lacks for key, lacks in self._waits.items() if key in keys}
+
+    def _reconcile(self) -> None:
+        """Begins what is to be done now."""
+        targets = {target.key: target for entry in self._wanted.values() for target in entry.targets}
+        wanted = [Wanted(target.key, target.size) for target in targets.values()]
+        observed = [version.observed() for version in self._versions.values()]
+        self._waits.clear()
+        for action in reconcile(wanted, observed, self._free()):
+            match action.kind:
+                case "load":
+                    version = self._versions[action.key] = _RepositoryVersion(targets[action.key])
+                    self._spawn(self._load(version))
+                case "drain":
+                    self._drain(self._versions[action.key])
+                case "drop":
+                    self._drop(self._versions[action.key])
+                case "wait":
+                    self._waits[action.key] = action.lacks
+        self._spawn(self._notify())
+
+    async def _load(self, version: _RepositoryVersion) -> None:
+        target = version.target
+        kind = target.settings.kind or "onnx"
+        try:
+            loader = self._loaders.get(kind)
+            if loader is None:
+                raise LoadFailed(f"kind {kind} is not served here")
+            version.model = await loader.load(target)
+        except Exception as error:
+            if not isinstance(error, LoadFailed):
+                _log.exception("loading %s failed", target.name)
+            version.error = str(error) or type(error).__name__
+            version.state = "failed"
+            _log.error("%s version %d could not be loaded: %s", target.name, target.version, version.error)
+        else:
+            version.state = "ready"
+            before = self._serving.setdefault(target.name, {}).get(target.version)
+            self._serving[target.name][target.version] = version
+            note = version.model.note
+            how = ", in place of its old files" if before is not None else ""
+            why = f": requests run one at a time, because {note}" if note else ""
+            _log.info("%s version %d is ready%s%s", target.name, target.version, how, why)
+        self._reconcile()
+
+    def _drain(self, version: _RepositoryVersion) -> None:
+        """Takes a version away from new requests, and drops it after its last one."""
+        version.state = "draining"
+        self._loaders[version.target.settings.kind or "onnx"].withdraw(version.model)
+        there = self._serving.get(version.target.name, {})
+        if there.get(version.target.version) is version:
+            del there[version.target.version]
+        if not there:
+            self._serving.pop(version.target.name, None)
+        self._spawn(self._drained(version))
+
+    async def _drained(self, version: _RepositoryVersion) -> None:
+        if version.model is not None:
+            try:
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await version.model.usage.unused()
+            except TimeoutError:
+                _log.warning("%s is unloaded while requests are in flight", version.target.name)
+        if version.state == "draining":
+            self._drop(version)
+
+    def _drop(self, version: _RepositoryVersion) -> None:
+        version.state, failed = "dropping", version.model is None
+        if failed:
+            del self._versions[version.target.key]
+        else:
+            self._spawn(self._dropped(version))
+
+    async def _dropped(self, version: _RepositoryVersion) -> None:
+        target = version.target
+        try:
+            await self._loaders[target.settings.kind or "onnx"].unload(version.model)
+        finally:
+            self._versions.pop(target.key, None)
+        _log.info("%s version %d is unloaded", target.name, target.version)
+        self._reconcile()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _member(self, name: str, version: str) -> TensorModel | None:
+        return self.find(name, version) or self._text_member(name)
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def _named(self, name: str, version: str, there: dict[int, _RepositoryVersion]) -> _RepositoryVersion | None:
+        if version.isdigit() and len(version) < 10:
+            return there.get(int(version))
+        entry = self._wanted.get(name)
+        number = None if entry is None else entry.settings.labels.get(version)
+        return None if number is None else there.get(number)
+
+    def _why(self, name: str) -> str:
+        lacks = self._lacking([key for key in self._waits if key[0] == name])
+        if lacks:
+            return f"it lacks {sum(lacks.values())} bytes of memory"
+        return self._reasons.get(name, "it is being loaded")
+
+    def _users(self, name: str) -> list[str]:
+        """The ensembles that need a model."""
+        return [
+            other for other, entry in self._wanted.items() if any(step.model == name for step in entry.settings.steps)
+        ]
+
+    def _check_unused(self, name: str) -> None:
+        if users := self._users(name):
+            raise LoadFailed(f"failed to unload {name!r}: ensemble {users[0]!r} needs it; unload that first")

@@ -1,0 +1,175 @@
+"""The settings of a model in a repository, as model.yaml has them.
+
+`penstock.repository.triton` makes the same settings from Triton's config.pbtxt.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.messages.tensors import DATATYPES
+from penstock.schedule.batcher import BatchRules, LevelRules
+
+MAX_BYTES = 256 << 10  # of the file
+MAX_ROWS = 1 << 20  # of a batch
+MAX_WAIT = 3600.0  # seconds
+MAX_INSTANCES = 64
+MAX_THREADS = 256
+MAX_LEVELS = 32
+DEFAULT_ROWS = 32  # of a batch, where the model has a batch dimension and the settings do not say
+DEFAULT_QUEUE = 1024  # requests that wait in a level
+HANG_SECONDS = 120.0
+
+Kind = Literal["onnx", "llm", "ensemble"]
+
+
+class SettingsError(ValueError):
+    """The settings of a model are wrong. The message names the field, the value and what is possible."""
+
+
+class TensorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """An input or output, without the batch dimension. -1 means any size."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None  # the shape that the model has, where it differs from that of requests
+    labels: str = ""  # of an output: the file with the names of classes, one a line
+
+    def __post_init__(self) -> None:
+        if self.datatype not in DATATYPES:
+            raise ValueError(f"{self.name!r} has datatype {self.datatype!r}; it must be one of {', '.join(DATATYPES)}")
+
+
+class LevelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """A level of the queue."""
+
+    max_queue: int = DEFAULT_QUEUE  # requests that wait
+    timeout: float = 0.0  # seconds that a request may wait; 0: no limit
+    late: Literal["refuse", "delay"] = "refuse"
+    override: bool = True  # requests may set a shorter timeout
+
+    def rules(self) -> LevelRules:
+        return LevelRules(self.max_queue, self.timeout, self.late == "delay", self.override)
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """How requests are batched."""
+
+    mode: Literal["dynamic", "static", "none"] = "dynamic"
+    max_wait: float = 0.0  # seconds
+    wait: Literal["busy", "always"] = "busy"  # whether a request also waits while nothing runs
+    preferred: tuple[int, ...] = ()
+    keep_order: bool = False
+    levels: tuple[LevelSettings, ...] = (LevelSettings(),)
+    default_level: int = 1
+
+    def rules(self, max_rows: int, instances: int, starts_after: int = 0) -> BatchRules:
+        return BatchRules(
+            max_rows=max_rows,
+            instances=instances,
+            mode=self.mode,
+            max_wait=self.max_wait,
+            waits_when_idle=self.wait == "always" or self.mode == "static",
+            preferred=self.preferred,
+            keeps_order=self.keep_order,
+            levels=tuple(level.rules() for level in self.levels),
+            default_level=self.default_level,
+            starts_after=starts_after,
+        )
+
+
+class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """A model of an ensemble. Maps go from the model's tensors to those of the ensemble."""
+
+    model: str
+    version: str = ""
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy that loads the newest versions."""
+
+    latest: int
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The settings of a model. None means that the model's files decide."""
+
+    kind: Kind | None = None
+    versions: Literal["latest", "all"] | Latest | tuple[int, ...] = "latest"
+    labels: dict[str, int] = {}  # names of versions in requests
+    file: str = ""  # within a version's folder; "": the kind's usual name
+    max_batch_size: int | None = None  # 0: inputs have no batch dimension
+    inputs: tuple[TensorSettings, ...] = ()
+    outputs: tuple[TensorSettings, ...] = ()
+    instances: int = 1
+    threads: int = 1  # that compute one batch
+    batching: BatchSettings = BatchSettings()
+    cache: bool = False  # keep answers, and give them to equal requests
+    hang_timeout: float = HANG_SECONDS  # for one run
+    steps: tuple[EnsembleStep, ...] = ()  # of an ensemble
+    model: str = ""  # of an LLM: what `penstock serve` would be given; "": the version's folder
+    settings: dict[str, Any] = {}  # of an LLM: those of `penstock serve`, by name
+    triton: dict[str, Any] = {}  # what config.pbtxt says besides, for clients that read it
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that cannot be."""
+        _check("instances", self.instances, 1, MAX_INSTANCES)
+        _check("threads", self.threads, 1, MAX_THREADS)
+        _check("max-batch-size", self.max_batch_size or 0, 0, MAX_ROWS)
+        _check("batching.max-wait", self.batching.max_wait, 0, MAX_WAIT)
+        _check("hang-timeout", self.hang_timeout, 0.001, MAX_WAIT)
+        _check("batching.levels", len(self.batching.levels), 1, MAX_LEVELS)
+        _check("batching.default-level", self.batching.default_level, 1, len(self.batching.levels))
+        for rows in self.batching.preferred:
+            _check("batching.preferred", rows, 1, self.max_batch_size or MAX_ROWS)
+        if self.batching.mode == "static" and not self.batching.max_wait:
+            raise ValueError("batching.mode is static, but batching.max-wait is 0: set the longest wait in seconds")
+        if self.file != Path(self.file).name or self.file in (".", ".."):
+            raise ValueError(f"file is {self.file[:100]!r}; it must be the name of a file in the version's folder")
+        if isinstance(self.versions, Latest):
+            _check("versions.latest", self.versions.latest, 1, MAX_ROWS)
+
+
+def chosen_versions(settings: ModelSettings, there: list[int]) -> list[int]:
+    """Returns the versions that the policy loads, of those in the folder, the oldest first. Raises SettingsError for a
+    version that is named but not there."""
+    policy, numbers = settings.versions, sorted(there)
+    if policy == "all":
+        return numbers
+    if isinstance(policy, tuple):
+        if missing := sorted(set(policy) - set(numbers)):
+            raise SettingsError(
+                f"versions has {missing[0]}, but the folder has {', '.join(map(str, numbers)) or 'none'}"
+            )
+        return sorted(policy)
+    return numbers[-(policy.latest if isinstance(policy, Latest) else 1) :]
+
+
+def read_yaml(text: str) -> ModelSettings:
+    """Returns the settings in the text of a model.yaml. Raises SettingsError."""
+    import yaml
+
+    try:
+        fields = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SettingsError(f"it is not valid YAML: {error}") from None
+    return of_fields({} if fields is None else fields)
+
+
+def of_fields(fields: Mapping[str, Any]) -> ModelSettings:
+    """Returns settings from their fields in model.yaml. Raises SettingsError."""
+    try:
+        return msgspec.convert(fields, ModelSettings)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise SettingsError(str(error).replace("`", "").replace("$.", "")) from None
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value:g}; it must be from {least:g} to {most:g}")

@@ -1,0 +1,79 @@
+"""What a version of a one-shot model has done, in the form of Triton's statistics."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.observe.histogram import REQUEST_SECONDS, Histogram
+
+
+class Duration:
+    """A number of events and the nanoseconds that they took."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns * count
+
+    def fields(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+_OF_BATCH = ("compute_input", "compute_infer", "compute_output")
+
+
+class ModelStatistics:
+    """Counts of one version. Times are in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.inferences = 0  # rows
+        self.executions = 0  # batches
+        self.last = 0  # milliseconds since the epoch
+        self.pending = 0  # requests in flight
+        self.durations: Mapping[str, Duration] = {name: Duration() for name in _DURATIONS}
+        self.batches: dict[int, Mapping[str, Duration]] = {}  # by rows
+        self.latency = Histogram(REQUEST_SECONDS)
+        self.began = time.monotonic()
+
+    def batch(self, rows: int, requests: int, compute: tuple[int, int, int]) -> None:
+        """Counts a batch that ran. `compute`: the times of reading inputs, of the run, and of writing outputs."""
+        self.executions += 1
+        self.inferences += rows
+        self.last = int(time.time() * 1000)
+        of_size = self.batches.get(rows)
+        if of_size is None:
+            of_size = self.batches[rows] = {name: Duration() for name in _OF_BATCH}
+        for name, ns in zip(_OF_BATCH, compute, strict=True):
+            of_size[name].add(ns)
+            self.durations[name].add(ns, requests)
+
+    def request(self, seconds: float, queued: float) -> None:
+        """Counts a request that was answered."""
+        self.durations["success"].add(int(seconds * 1e9))
+        self.durations["queue"].add(int(queued * 1e9))
+        self.latency.observe(seconds)
+
+    def failed(self, seconds: float) -> None:
+        """Counts a request that ended with an error."""
+        self.durations["fail"].add(int(seconds * 1e9))
+
+    def fields(self, name: str, version: str) -> dict[str, Any]:
+        """The fields of Triton's ModelStatistics."""
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self.last,
+            "inference_count": self.inferences,
+            "execution_count": self.executions,
+            "inference_stats": {name: duration.fields() for name, duration in self.durations.items()},
+            "batch_stats": [
+                {"batch_size": rows, **{name: duration.fields() for name, duration in of_size.items()}}
+                for rows, of_size in sorted(self.batches.items())
+            ],
+        }

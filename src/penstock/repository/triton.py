@@ -1,0 +1,306 @@
+"""Triton's model configuration: reads config.pbtxt, and writes what Triton's clients read.
+
+Source of the fields: model_config.proto of Triton's common repository. A field that has an effect which Penstock does
+not have is refused by its name.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.messages.tensors import TensorSpec
+from penstock.repository.settings import DEFAULT_QUEUE, ModelSettings, SettingsError, of_fields
+from penstock.repository.textproto import Map, TextProtoError, read_textproto
+
+_QUEUE = {
+    "timeout_action": str,
+    "default_timeout_microseconds": int,
+    "allow_timeout_override": bool,
+    "max_queue_size": int,
+}
+_BATCHING = {
+    "preferred_batch_size": [int],
+    "max_queue_delay_microseconds": int,
+    "preserve_ordering": bool,
+    "priority_levels": int,
+    "default_priority_level": int,
+    "default_queue_policy": _QUEUE,
+    "priority_queue_policy": Map(_QUEUE),
+}
+_TENSOR = {
+    "name": str,
+    "data_type": str,
+    "dims": [int],
+    "reshape": {"shape": [int]},
+    "format": str,
+    "is_shape_tensor": bool,
+    "is_non_linear_format_io": bool,
+}
+_PARAMETER = Map({"string_value": str})
+_ACCELERATOR = {"name": str, "parameters": Map(str)}
+SCHEMA: dict[str, Any] = {
+    **dict.fromkeys(("name", "platform", "backend", "runtime", "default_model_filename"), str),
+    "max_batch_size": int,
+    "version_policy": {"latest": {"num_versions": int}, "all": {}, "specific": {"versions": [int]}},
+    "input": [{**_TENSOR, "allow_ragged_batch": bool, "optional": bool}],
+    "output": [{**_TENSOR, "label_filename": str}],
+    "instance_group": [
+        {
+            **dict.fromkeys(("name", "kind", "host_policy"), str),
+            "count": int,
+            "gpus": [int],
+            "passive": bool,
+            "profile": [str],
+            "secondary_devices": [{"kind": str, "device_id": int}],
+            "rate_limiter": {"resources": [{"name": str, "global": bool, "count": int}], "priority": int},
+        }
+    ],
+    "dynamic_batching": _BATCHING,
+    "sequence_batching": {"max_sequence_idle_microseconds": int},
+    "ensemble_scheduling": {
+        "step": [
+            {
+                "model_name": str,
+                "model_version": int,
+                "input_map": Map(str),
+                "output_map": Map(str),
+                "model_namespace": str,
+            }
+        ]
+    },
+    "optimization": {
+        "graph": {"level": int},
+        "priority": str,
+        "cuda": {"graphs": bool, "busy_wait_events": bool, "output_copy_stream": bool},
+        "execution_accelerators": {
+            "gpu_execution_accelerator": [_ACCELERATOR],
+            "cpu_execution_accelerator": [_ACCELERATOR],
+        },
+        "input_pinned_memory": {"enable": bool},
+        "output_pinned_memory": {"enable": bool},
+        "gather_kernel_buffer_threshold": int,
+        "eager_batching": bool,
+    },
+    "parameters": _PARAMETER,
+    "metric_tags": Map(str),
+    "model_warmup": [
+        {
+            "name": str,
+            "batch_size": int,
+            "count": int,
+            "inputs": Map(
+                {
+                    "data_type": str,
+                    "dims": [int],
+                    "zero_data": bool,
+                    "random_data": bool,
+                    "input_data_file": str,
+                }
+            ),
+        }
+    ],
+    "model_operations": {"op_library_filename": [str]},
+    "model_transaction_policy": {"decoupled": bool},
+    "model_repository_agents": {"agents": [{"name": str, "parameters": Map(str)}]},
+    "response_cache": {"enable": bool},
+}
+# Fields whose effect Penstock does not have.
+_REFUSED = {
+    "sequence_batching": "requests of a sequence have no state here",
+    "model_operations": "libraries of custom operators are code, and are not loaded",
+    "model_repository_agents": "there are no agents",
+}
+# Fields that change nothing on a CPU, and are only shown again.
+_SHOWN = ("optimization", "metric_tags", "parameters", "instance_group", "model_transaction_policy", "model_warmup")
+_KINDS = {
+    "onnxruntime": "onnx",
+    "onnxruntime_onnx": "onnx",
+    "ensemble": "ensemble",
+    "penstock": "llm",
+}
+PLATFORMS = {"onnx": "onnxruntime_onnx", "ensemble": "ensemble", "llm": "penstock"}
+_MICROSECONDS = 1e6
+
+
+def read_pbtxt(text: str) -> ModelSettings:
+    """Returns the settings in the text of a config.pbtxt. Raises SettingsError, which names the line or the field."""
+    try:
+        return of_config(read_textproto(text, SCHEMA))
+    except TextProtoError as error:
+        raise SettingsError(str(error)) from None
+
+
+def of_config(config: dict[str, Any]) -> ModelSettings:
+    """Returns the settings of a model configuration in its JSON form. Raises SettingsError."""
+    _check_names(config, SCHEMA, "")
+    for name, why in _REFUSED.items():
+        if name in config:
+            raise SettingsError(f"{name} is not supported: {why}; leave it out")
+    named = config.get("backend") or config.get("platform") or ""
+    kind = "ensemble" if "ensemble_scheduling" in config else _KINDS.get(named)
+    if named and kind is None:
+        raise SettingsError(f"backend {named[:60]!r} is not supported; the backends are {', '.join(_KINDS)}")
+    fields: dict[str, Any] = {
+        "max-batch-size": config.get("max_batch_size", 0),
+        "inputs": [_tensor(each) for each in config.get("input", ())],
+        "outputs": [_tensor(each) for each in config.get("output", ())],
+        "versions": _policy(config.get("version_policy", {})),
+        "file": config.get("default_model_filename", ""),
+        "instances": sum(max(group.get("count", 1), 1) for group in config.get("instance_group", ())) or 1,
+        "threads": _threads(config.get("parameters", {})),
+        "batching": _batching(config.get("dynamic_batching")),
+        "cache": config.get("response_cache", {}).get("enable", False),
+        "triton": {name: config[name] for name in (*_SHOWN, "dynamic_batching") if name in config},
+    }
+    if kind is not None:
+        fields["kind"] = kind
+    if "ensemble_scheduling" in config:
+        fields["steps"] = [
+            {
+                "model": step.get("model_name", ""),
+                "version": str(version) if (version := step.get("model_version", -1)) > 0 else "",
+                "inputs": step.get("input_map", {}),
+                "outputs": step.get("output_map", {}),
+            }
+            for step in config["ensemble_scheduling"].get("step", ())
+        ]
+    return of_fields(fields)
+
+
+def config_of(
+    name: str, settings: ModelSettings, max_rows: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Any]:
+    """Returns the fields of Triton's ModelConfig that clients read."""
+    skip = 1 if max_rows else 0
+    given = {each.name: each for each in (*settings.inputs, *settings.outputs)}
+
+    def dims(spec: TensorSpec) -> list[int]:
+        return list(given[spec.name].dims if spec.name in given else spec.shape[skip:])
+
+    kind = settings.kind or "onnx"
+    policy = settings.versions
+    config: dict[str, Any] = {
+        "name": name,
+        "platform": PLATFORMS[kind],
+        "backend": "" if kind == "ensemble" else "onnxruntime",
+        "version_policy": {"all": {}}
+        if policy == "all"
+        else {"specific": {"versions": list(policy)}}
+        if isinstance(policy, tuple)
+        else {"latest": {"num_versions": 1 if isinstance(policy, str) else policy.latest}},
+        "max_batch_size": max_rows,
+        "input": [
+            {"name": spec.name, "data_type": _type(spec.datatype), "dims": dims(spec), "optional": spec.optional}
+            for spec in inputs
+        ],
+        "output": [
+            {
+                "name": spec.name,
+                "data_type": _type(spec.datatype),
+                "dims": dims(spec),
+                "label_filename": given[spec.name].labels if spec.name in given else "",
+            }
+            for spec in outputs
+        ],
+        "default_model_filename": settings.file or ("" if kind == "ensemble" else "model.onnx"),
+        **{name: settings.triton[name] for name in ("optimization", "parameters") if name in settings.triton},
+    }
+    if kind == "ensemble":
+        config["ensemble_scheduling"] = {
+            "step": [
+                {
+                    "model_name": step.model,
+                    "model_version": int(step.version or -1),
+                    "input_map": step.inputs,
+                    "output_map": step.outputs,
+                }
+                for step in settings.steps
+            ]
+        }
+        return config
+    config["instance_group"] = [{"name": f"{name}_0", "kind": "KIND_CPU", "count": settings.instances}]
+    if max_rows and settings.batching.mode != "none":
+        rules = settings.batching
+        config["dynamic_batching"] = settings.triton.get("dynamic_batching") or {
+            "preferred_batch_size": list(rules.preferred),
+            "max_queue_delay_microseconds": round(rules.max_wait * _MICROSECONDS),
+            "preserve_ordering": rules.keep_order,
+        }
+    if settings.cache:
+        config["response_cache"] = {"enable": True}
+    return config
+
+
+def _check_names(fields: dict[str, Any], schema: Any, where: str) -> None:
+    """Raises SettingsError for a field that the schema does not have: JSON has not been checked."""
+    for name, value in fields.items():
+        if name not in schema:
+            raise SettingsError(f"unknown field {(where + name)[:100]!r}; see Triton's model_config.proto")
+        kind = schema[name][0] if isinstance(schema[name], list) else schema[name]
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(kind, dict) and not isinstance(each, dict):
+                raise SettingsError(f"{where + name} must be an object")
+            if isinstance(kind, dict):
+                _check_names(each, kind, f"{where}{name}.")
+
+
+def _tensor(fields: dict[str, Any]) -> dict[str, Any]:
+    name = fields.get("name", "")
+    for flag in ("is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"):
+        if fields.get(flag):
+            raise SettingsError(f"{flag} of {name!r} is not supported; leave it out")
+    found = {
+        "name": name,
+        "datatype": fields.get("data_type", "").removeprefix("TYPE_").replace("STRING", "BYTES"),
+        "dims": [int(size) for size in fields.get("dims", ())],
+        "optional": fields.get("optional", False),
+        "labels": fields.get("label_filename", ""),
+    }
+    if "reshape" in fields:
+        found["reshape"] = [int(size) for size in fields["reshape"].get("shape", ())]
+    return found
+
+
+def _policy(policy: dict[str, Any]) -> Any:
+    if "all" in policy:
+        return "all"
+    if "specific" in policy:
+        return [int(version) for version in policy["specific"].get("versions", ())]
+    return {"latest": int(policy.get("latest", {}).get("num_versions", 1) or 1)}
+
+
+def _batching(fields: dict[str, Any] | None) -> dict[str, Any]:
+    """Without dynamic batching in the configuration, each request runs alone, as in Triton."""
+    if fields is None:
+        return {"mode": "none"}
+    count = int(fields.get("priority_levels", 0))
+    default = fields.get("default_queue_policy", {})
+    policies = {int(level): policy for level, policy in fields.get("priority_queue_policy", {}).items()}
+    return {
+        "max-wait": int(fields.get("max_queue_delay_microseconds", 0)) / _MICROSECONDS,
+        "wait": "always",
+        "preferred": [int(rows) for rows in fields.get("preferred_batch_size", ())],
+        "keep-order": fields.get("preserve_ordering", False),
+        "levels": [_level(policies.get(number + 1, default)) for number in range(max(count, 1))],
+        "default-level": int(fields.get("default_priority_level", 0)) or 1,
+    }
+
+
+def _threads(parameters: dict[str, Any]) -> int:
+    """The threads of a run, as Triton's backend for onnxruntime names them."""
+    given = parameters.get("intra_op_thread_count", {}).get("string_value", "1")
+    if not given.isdigit():
+        raise SettingsError(f"parameter intra_op_thread_count is {given[:20]!r}; it must be a whole number")
+    return max(int(given), 1)
+
+
+def _level(policy: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "max-queue": int(policy.get("max_queue_size", 0)) or DEFAULT_QUEUE,
+        "timeout": int(policy.get("default_timeout_microseconds", 0)) / _MICROSECONDS,
+        "late": "delay" if policy.get("timeout_action") in ("DELAY", 1) else "refuse",
+        "override": policy.get("allow_timeout_override", False),
+    }
+
+
+def _type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

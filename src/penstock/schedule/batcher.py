@@ -1,0 +1,239 @@
+"""The dynamic batcher of one-shot models: which waiting requests run together, and when.
+
+A pure state machine like the scheduler: it reads no clock, and time is an argument, in seconds. The driver calls `add`,
+`cancel`, `plan`, `apply` and `drop_late`, and calls again at `next_due`.
+
+The queue has levels; level 1 goes first. Within a level requests go in order of arrival. A batch takes waiting requests
+from the front as long as they have the same shapes and their rows fit.
+"""
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator
+from typing import Literal
+
+import msgspec
+
+Reason = Literal["full", "preferred", "idle", "waited", "shapes", "single"]
+Refusal = Literal["queue", "level"]
+
+
+class LevelRules(msgspec.Struct, frozen=True):
+    """The rules of a level of the queue. Times are in seconds; 0 means no limit."""
+
+    max_queue: int = 0  # requests that wait
+    timeout: float = 0.0  # that a request may wait
+    delays: bool = False  # a request that is late goes behind the others; False: it is refused
+    override: bool = False  # requests may set a shorter timeout
+
+
+class BatchRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How the requests of a model are batched."""
+
+    max_rows: int = 1  # of a batch
+    instances: int = 1  # batches that run at a time
+    mode: Literal["dynamic", "static", "none"] = "dynamic"  # static: collect max_rows; none: each request runs alone
+    max_wait: float = 0.0  # seconds that a request waits for others
+    waits_when_idle: bool = False  # wait for max_wait also while nothing runs
+    preferred: tuple[int, ...] = ()  # rows; a batch of such a size does not wait
+    keeps_order: bool = False  # results leave in the order of arrival
+    levels: tuple[LevelRules, ...] = (LevelRules(),)
+    default_level: int = 1
+    starts_after: int = 0  # requests that must wait before the first batch, for tests
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Requests that run together."""
+
+    id: int
+    requests: tuple[int, ...]
+    rows: int
+    reason: Reason
+
+
+class _Waiting(msgspec.Struct, eq=False):
+    id: int
+    rows: int
+    group: Hashable
+    arrived: float
+    due: float | None  # when it is late
+
+
+class Batcher:
+    """The queue of one version of a model."""
+
+    def __init__(self, rules: BatchRules) -> None:
+        self.rules = rules
+        self.reasons: Counter[Reason] = Counter()  # of the batches so far
+        self._levels: list[deque[_Waiting]] = [deque() for _ in rules.levels]
+        self._delayed: list[deque[_Waiting]] = [deque() for _ in rules.levels]  # late, behind the others of their level
+        self._running: dict[int, tuple[int, ...]] = {}
+        self._order: deque[int] = deque()  # requests whose results have not left, in order of arrival
+        self._finished: set[int] = set()
+        self._batches = 0
+        self._held = rules.starts_after
+        self._timeouts = any(level.timeout or level.override for level in rules.levels)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return sum(map(len, self._levels)) + sum(map(len, self._delayed))
+
+    @property
+    def running(self) -> int:
+        """The number of batches that run."""
+        return len(self._running)
+
+    def add(
+        self, request: int, rows: int, group: Hashable, now: float, *, level: int = 0, timeout: float | None = None
+    ) -> Refusal | None:
+        """Queues a request, or returns the limit that it breaks. Requests with equal `group` may share a batch. A level
+        that does not exist is the default one. `rows` must be at most `max_rows`."""
+        number = level if 1 <= level <= len(self._levels) else self.rules.default_level
+        rules, queue = self.rules.levels[number - 1], self._levels[number - 1]
+        if rules.max_queue and len(queue) + len(self._delayed[number - 1]) >= rules.max_queue:
+            return "queue"
+        limit = rules.timeout
+        if rules.override and timeout and (not limit or timeout < limit):
+            limit = timeout
+        queue.append(_Waiting(request, rows, group, now, now + limit if limit else None))
+        if self.rules.keeps_order:
+            self._order.append(request)
+        return None
+
+    def cancel(self, request: int) -> bool:
+        """Removes a request that waits. Returns False if it runs or has ended."""
+        for queue in (*self._levels, *self._delayed):
+            for each in queue:
+                if each.id == request:
+                    queue.remove(each)
+                    self._forget(request)
+                    return True
+        return False
+
+    def drop_late(self, now: float) -> list[int]:
+        """Removes and returns the requests that have waited too long, and moves those that are only delayed."""
+        if not self._timeouts:
+            return []
+        late = []
+        for number, (rules, queue) in enumerate(zip(self.rules.levels, self._levels, strict=True)):
+            overdue = [each for each in queue if each.due is not None and each.due <= now]
+            for each in overdue:
+                queue.remove(each)
+                if rules.delays:
+                    each.due = None
+                    self._delayed[number].append(each)
+                else:
+                    self._forget(each.id)
+                    late.append(each.id)
+        return late
+
+    def plan(self, now: float) -> Batch | None:
+        """Returns the next batch that should run now; None: nothing is due or no instance is free."""
+        if len(self._running) >= self.rules.instances or not self.waiting:
+            return None
+        if self._held:
+            if self.waiting < self._held:
+                return None
+            self._held = 0
+        chosen, reason = self._choose(now)
+        if reason is None:
+            return None
+        for each in chosen:
+            self._queue_of(each).remove(each)
+        self._batches += 1
+        batch = Batch(self._batches, tuple(each.id for each in chosen), sum(each.rows for each in chosen), reason)
+        self._running[batch.id] = batch.requests
+        self.reasons[reason] += 1
+        return batch
+
+    def apply(self, batch: Batch) -> list[int]:
+        """Takes the end of a batch. Returns the requests whose results may leave now, in order."""
+        requests = self._running.pop(batch.id)
+        if not self.rules.keeps_order:
+            return list(requests)
+        self._finished.update(requests)
+        return self._leaving()
+
+    def leaving(self) -> list[int]:
+        """Returns finished requests whose results were kept back behind one that was cancelled or dropped."""
+        return self._leaving() if self.rules.keeps_order else []
+
+    def next_due(self) -> float | None:
+        """Returns when `drop_late` or `plan` should be called although nothing has happened; None: not at all."""
+        times = [each.due for queue in self._levels for each in queue if each.due is not None] if self._timeouts else []
+        if self.waiting and not self._held and len(self._running) < self.rules.instances and self.rules.max_wait:
+            times.append(min(each.arrived for each in self._first_group()) + self.rules.max_wait)
+        return min(times, default=None)
+
+    def _choose(self, now: float) -> tuple[list[_Waiting], Reason | None]:
+        """The requests of the next batch, and why it runs now; None: it waits."""
+        rules = self.rules
+        if rules.mode == "none":
+            return [next(self._in_order())], "single"
+        first: Hashable = None
+        chosen: list[_Waiting] = []
+        best, rows = 0, 0  # of a preferred size: how many requests
+        reason: Reason | None = None
+        for each in self._in_order():
+            if chosen and each.group != first:
+                reason = "shapes"
+                break
+            if rows + each.rows > rules.max_rows:
+                reason = "full"
+                break
+            if not best and chosen and rules.preferred and rows + each.rows > max(rules.preferred):
+                best = len(chosen)  # it cannot grow to a preferred size any more
+            first = each.group
+            chosen.append(each)
+            rows += each.rows
+            if rows in rules.preferred:
+                best = len(chosen)
+            if rows == rules.max_rows:
+                reason = "full"
+                break
+        exceeded = bool(rules.max_wait) and now >= min(each.arrived for each in chosen) + rules.max_wait
+        if best and not exceeded:
+            return chosen[:best], "preferred"
+        if reason is None and rules.preferred and rows > max(rules.preferred):
+            reason = "full"
+        if reason is None and self._need_not_wait():
+            reason = "idle"
+        if reason is None and (exceeded or not rules.max_wait):
+            reason = "waited"
+        return chosen, reason
+
+    def _need_not_wait(self) -> bool:
+        """Off-peak: while nothing runs, waiting for others would only add latency."""
+        rules = self.rules
+        return rules.mode == "dynamic" and (not rules.max_wait or (not rules.waits_when_idle and not self._running))
+
+    def _first_group(self) -> list[_Waiting]:
+        """The requests that the next batch would have if it ran now."""
+        found: list[_Waiting] = []
+        rows = 0
+        for each in self._in_order():
+            rows += each.rows
+            if found and (each.group != found[0].group or rows > self.rules.max_rows):
+                break
+            found.append(each)
+        return found
+
+    def _in_order(self) -> Iterator[_Waiting]:
+        for queue, delayed in zip(self._levels, self._delayed, strict=True):
+            yield from queue
+            yield from delayed
+
+    def _queue_of(self, waiting: _Waiting) -> deque[_Waiting]:
+        return next(queue for queue in (*self._levels, *self._delayed) if waiting in queue)
+
+    def _forget(self, request: int) -> None:
+        if self.rules.keeps_order:
+            self._order.remove(request)
+
+    def _leaving(self) -> list[int]:
+        found = []
+        while self._order and self._order[0] in self._finished:
+            request = self._order.popleft()
+            self._finished.discard(request)
+            found.append(request)
+        return found

@@ -1,0 +1,199 @@
+"""The waiting sequences of several tenants.
+
+The order has three levels: the class, then the tenant that has been served least, then the order of policy.py. A
+sequence's place moves while it waits, since service is counted at every step. It becomes final when the sequence starts
+or preempts another one, as for every policy.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+
+from penstock.messages import SequenceResult, TenantShare
+from penstock.schedule.fairness.accounting import StepAccounts
+from penstock.schedule.fairness.service import ServiceCounters, TenantService, places_of
+from penstock.schedule.policy import Policy
+from penstock.schedule.queues import dequeue, enqueue
+from penstock.schedule.sequence import Phase, Sequence
+from penstock.schedule.step import Outstanding
+
+Order = tuple[float, ...]
+
+_NO_SHARE = TenantShare()
+_UNKNOWN = math.inf  # the level of a sequence whose place may still change: such sequences follow those that have one
+_OVERDUE = -1.0  # the rank of a sequence that has waited for its class's max_wait
+
+
+class FairQueue:
+    """A WaitingQueue that shares the batch among tenants. `order` of a sequence is (rank, level, *policy's key, id)."""
+
+    def __init__(self, policy: Policy, places: int, accounts: StepAccounts) -> None:
+        """`places`: sequences that may run at a time. `accounts` are notified whether there is work."""
+        self.now = 0.0  # seconds; the scheduler sets it before it plans a step
+        self.counters = ServiceCounters()
+        self.accounts = accounts
+        self._policy = policy
+        self._places = places
+        self._length = 0
+        self._running = Counter[int]()  # sequences that run, by the rank of their class
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yields all sequences in the order of this moment."""
+        lines = (line for tenant in self.counters.tenants.values() for line in tenant.lines.values())
+        return iter(sorted((sequence for line in lines for sequence in line), key=self.place))
+
+    def push(self, sequence: Sequence) -> None:
+        message = sequence.request.message
+        tenant, rank = self.counters.of(message.tenant), _share(sequence).rank
+        if not sequence.keeps_order:
+            tenant.share = _share(sequence)
+            if not tenant.waiting:
+                self.counters.lift(tenant)
+            sequence.order = (rank, _UNKNOWN, *self._policy.sort_key(sequence.request), sequence.id)
+        self.counters.live.add(message.tenant)
+        self.accounts.work(True)
+        enqueue(tenant.lines.setdefault(rank, []), sequence)
+        tenant.waiting += 1
+        self._length += 1
+
+    def peek(self) -> Sequence | None:
+        """Return the sequence to start next. None if all that wait are of classes that must leave places free."""
+        first: Sequence | None = None
+        least: Order = (math.inf,)
+        for name in self.counters.live:
+            tenant = self.counters.tenants[name]
+            for line in tenant.lines.values():
+                if line and self._may_start(line[0]) and (place := self.place(line[0])) < least:
+                    first, least = line[0], place
+        return first
+
+    def start(self, sequence: Sequence, computed: int) -> None:
+        """Take a sequence whose first `computed` tokens are cached out of the queue: it runs from now on."""
+        tenant = self._tenant(sequence)
+        self.keep(sequence)
+        self._take(sequence, tenant)
+        tenant.running += 1
+        self._running[_share(sequence).rank] += 1
+        self.counters.take_turn(tenant)
+        if not sequence.preemptions and self.counters.contended:
+            tenant.charge(tenant.share.input_price, len(sequence.tokens) - computed)
+
+    def stopped(self, sequence: Sequence) -> None:
+        """Note that a running sequence has ended or is preempted."""
+        tenant = self._tenant(sequence)
+        tenant.running -= 1
+        self._running[_share(sequence).rank] -= 1
+        self._left(sequence, tenant)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that ends while it waits."""
+        tenant = self._tenant(sequence)
+        self._take(sequence, tenant)
+        self._left(sequence, tenant)
+
+    def charge(self, step: Outstanding, results: Items[SequenceResult]) -> None:
+        """Charge tenants for the output of a step."""
+        if not self.counters.contended:
+            return
+        tokens = Counter[str]()
+        for sequence, given in zip(step.sequences, results, strict=True):
+            if given.token_ids and sequence.phase is not Phase.DONE:
+                tokens[sequence.request.message.tenant] += len(given.token_ids)
+        for name, count in tokens.items():
+            tenant = self.counters.tenants[name]
+            tenant.charge(tenant.share.output_price, count)
+
+    def place(self, sequence: Sequence) -> Order:
+        """Return where the sequence is in the order of this moment."""
+        if sequence.keeps_order:
+            return sequence.order
+        share, (rank, _, *rest) = _share(sequence), sequence.order
+        if share.max_wait and self.now - sequence.request.arrival >= share.max_wait:
+            return (_OVERDUE, 0.0, *rest)
+        return (rank, self.counters.level(self._tenant(sequence)), *rest)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Make the place of a waiting sequence final."""
+        if sequence.keeps_order:
+            return
+        line = self._tenant(sequence).lines[_share(sequence).rank]
+        dequeue(line, sequence)
+        sequence.order, sequence.keeps_order = self.place(sequence), True
+        enqueue(line, sequence)
+
+    def claim(self, running: Items[Sequence]) -> tuple[Sequence, Sequence] | None:
+        """Return a waiting sequence that gets the place of a running one, and that one. None if there is no claim.
+
+        A class takes places from classes with higher ranks. Within a class, a tenant all of whose sequences fit into
+        its part of the batch takes a place from the tenant that is most over its part. So tenants cannot take a place
+        from each other in turn, and each keeps at least one. Others get places as they become free.
+        """
+        if len(running) < self._places or (taker := self.peek()) is None:
+            return None
+        share, tenant = _share(taker), self._tenant(taker)
+        rank = share.rank
+        if (lower := next((each for each in reversed(running) if _share(each).rank > rank), None)) is not None:
+            return taker, lower
+        if not share.claims or not self.counters.contended:
+            return None
+        equals = [each for each in running if _share(each).rank == rank]
+        tenants = [self.counters.tenants[name] for name in self.counters.live]
+        if tenant.running + tenant.waiting > places_of(tenant, tenants, self._places):
+            return None
+        over = {other: other.running - places_of(other, tenants, self._places) for other in tenants}
+        most = max((self._tenant(each) for each in equals), key=over.__getitem__, default=None)
+        if most is None or most is tenant or over[most] < 1:
+            return None
+        return taker, next(each for each in reversed(equals) if self._tenant(each) is most)
+
+    def behind(self, victim: Sequence, taker: Sequence) -> Order:
+        """Return the place of a sequence that gives its place to one after it: behind that one, and where its tenant is
+        now. So it can take nothing back."""
+        rank, _, *rest = victim.order
+        return max((rank, self.counters.level(self._tenant(victim)), *rest), (*taker.order, victim.id))
+
+    def outranked(self, rank: int) -> bool:
+        """Return True if a class with a lower rank runs."""
+        return any(count and other < rank for other, count in self._running.items())
+
+    def victim(self, later: Items[Sequence], running: Items[Sequence]) -> Sequence:
+        """Return which of `later` loses its KV blocks: of the last class, the tenant that is most over its part of the
+        blocks, and its last sequence."""
+        slots = Counter[str]()
+        for sequence in running:
+            slots[sequence.request.message.tenant] += sequence.slots
+        last = max(_share(each).rank for each in later)
+
+        def over(sequence: Sequence) -> float:
+            name = sequence.request.message.tenant
+            return slots[name] / self.counters.tenants[name].share.kv_share
+
+        return max((each for each in later if _share(each).rank == last), key=lambda each: (over(each), each.order))
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        share = _share(sequence)
+        if not share.held_back:
+            return True
+        own = sum(count for rank, count in self._running.items() if rank >= share.rank)
+        return own < max(self._places - share.held_back, 1)
+
+    def _tenant(self, sequence: Sequence) -> TenantService:
+        return self.counters.tenants[sequence.request.message.tenant]
+
+    def _take(self, sequence: Sequence, tenant: TenantService) -> None:
+        dequeue(tenant.lines[_share(sequence).rank], sequence)
+        tenant.waiting -= 1
+        self._length -= 1
+
+    def _left(self, sequence: Sequence, tenant: TenantService) -> None:
+        if not tenant.waiting and not tenant.running:
+            self.counters.forget_idle(sequence.request.message.tenant)
+            self.accounts.work(bool(self.counters.live))
+
+
+def _share(sequence: Sequence) -> TenantShare:
+    return sequence.request.message.share or _NO_SHARE

@@ -1,0 +1,88 @@
+"""What each tenant has been served.
+
+The counters are those of VTC (Sheng et al., Fairness in Serving Large Language Models, arXiv 2401.00588, algorithm 2).
+A tenant's service is the price of its computed tokens, divided by its weight. The tenant that has been served least
+comes first. A tenant that returns is lifted to the least of those that wait, so that it cannot save up service.
+
+Two tenants that both wait throughout an interval get service in it whose difference is at most
+2 max(input price * longest prompt, output price * tokens of a batch), for weights of 1 (theorem 4.4 there). A quantum
+adds its size.
+"""
+
+import math
+
+from penstock.messages import TenantShare
+from penstock.schedule.sequence import Sequence
+
+
+class TenantService:
+    """One tenant: its service, its waiting sequences and the number of those that run."""
+
+    __slots__ = ("lines", "running", "served", "share", "waiting")
+
+    def __init__(self) -> None:
+        self.share = TenantShare()  # of its newest request
+        self.served = 0.0  # price of its tokens / its weight
+        self.lines: dict[int, list[Sequence]] = {}  # waiting sequences by the rank of their class, each line in order
+        self.waiting = 0
+        self.running = 0
+
+    def charge(self, price: float, tokens: int) -> None:
+        self.served += price * tokens / self.share.weight
+
+
+class ServiceCounters:
+    """The service of all tenants, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, TenantService] = {}
+        self.live: set[str] = set()  # tenants with sequences that wait or run
+        self._last: TenantService | None = None  # the tenant whose sequence left the queue last
+        self._turn: TenantService | None = None  # the tenant that has a quantum
+        self._turn_began = 0.0  # at this service
+
+    @property
+    def contended(self) -> bool:
+        """True if there are several tenants. Otherwise there is nothing to count."""
+        return len(self.tenants) > 1
+
+    def of(self, name: str) -> TenantService:
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            tenant = self.tenants[name] = TenantService()
+        return tenant
+
+    def lift(self, tenant: TenantService) -> None:
+        """Raise the service of a tenant that had no waiting request, before its first one waits."""
+        waiting = [other.served for other in self.tenants.values() if other.waiting]
+        last = 0.0 if self._last is None else self._last.served
+        tenant.served = max(tenant.served, min(waiting, default=last))
+
+    def level(self, tenant: TenantService) -> float:
+        """Return the service that the tenant's place in the queue depends on. During its quantum it does not grow, and
+        comes before equal ones."""
+        return math.nextafter(self._turn_began, -math.inf) if self._has_turn(tenant) else tenant.served
+
+    def take_turn(self, tenant: TenantService) -> None:
+        """Note that a sequence of the tenant starts."""
+        if not self._has_turn(tenant):
+            self._turn, self._turn_began = tenant, tenant.served
+        self._last = tenant
+
+    def _has_turn(self, tenant: TenantService) -> bool:
+        return tenant is self._turn and tenant.served < self._turn_began + tenant.share.quantum
+
+    def forget_idle(self, name: str) -> None:
+        """Note that a tenant has no sequences. Its counter stays, unless counters of very many tenants are kept."""
+        self.live.discard(name)
+        if len(self.tenants) > MOST_TENANTS:
+            del self.tenants[name]
+
+
+MOST_TENANTS = 16_384  # idle tenants' counters are dropped beyond this number
+
+
+def places_of(tenant: TenantService, tenants: list[TenantService], places: int) -> float:
+    """Return the tenant's part of `places` in the batch by its weight among `tenants`; at least 1."""
+    total = math.fsum(other.share.weight for other in tenants)
+    return max(1.0, places * tenant.share.weight / total) if total else float(places)

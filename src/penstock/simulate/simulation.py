@@ -1,0 +1,350 @@
+"""One heap of events in integer nanoseconds: requests come, replicas step, faults strike."""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import nan
+from typing import Any
+
+from penstock.engine.link.wire import Add, Step
+from penstock.messages import GenerateRequest, QueueFull, TokenDelta
+from penstock.simulate.batching import BatchScheduler
+from penstock.simulate.clock import NANO, EventClock
+from penstock.simulate.records import Outcome, RequestRecord, RequestStatus, Sample
+from penstock.simulate.replica import SimulatedReplica
+from penstock.simulate.routing import SimulatedRouter
+from penstock.simulate.traffic.request import SimulatedRequest
+from penstock.simulate.traffic.workload import MAX_REQUESTS, TrafficSource
+
+MOST_MOVES = 3  # of a request whose replicas end; after that it fails
+LOOK_SECONDS = 1.0  # until a request that finds no replica looks again
+HOLD_SECONDS = 60.0  # for which it does, before it fails
+SAMPLES = 240  # over the duration
+TICK_SECONDS = 15.0  # between samples, if the duration is not known
+FOREVER = 2**62  # nanoseconds: a century and a half
+
+Handler = Callable[..., None]
+
+
+class ReplicaPlan:
+    """How a replica is made, and what it costs. `make` returns a new one, empty."""
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[SimulatedReplica, Step], None]], SimulatedReplica],
+        *,
+        price: float,
+        devices: int,
+        share: float,
+        start_seconds: float,
+    ) -> None:
+        """`price` of one device for an hour, `devices` of its machine, `share` of the machine that it pays for, and
+        seconds from its order until it is ready."""
+        self.make, self.price, self.devices = make, price, devices
+        self.share, self.start_seconds = share, start_seconds
+
+
+class Simulation:
+    """Runs replicas, a router and traffic. Faults and tests schedule their own events with `at`."""
+
+    def __init__(
+        self,
+        plans: Mapping[str, ReplicaPlan],
+        router: SimulatedRouter,
+        traffics: Sequence[TrafficSource],
+        clock: EventClock,
+        *,
+        duration: float,
+        drain: float,
+        front_seconds: float = 0.0,
+        tracks: bool = False,
+    ) -> None:
+        """`plans`: the replicas by name. Traffic comes for `duration` seconds, and `drain` seconds later all that is
+        still open stays so; with a duration of 0, a simulation runs until its traces have ended. A request reaches its
+        replica `front_seconds` after it came. `tracks`: count each token, so that a request can go on elsewhere."""
+        self.clock, self.plans = clock, plans
+        self.outcome = Outcome()
+        self.replicas: dict[str, SimulatedReplica] = {}
+        self._records: dict[int, RequestRecord] = {}
+        self._router, self._traffics = router, {each.spec.name: each for each in traffics}
+        self._front = round(front_seconds * NANO)
+        self._least = round(duration * NANO)
+        self._end = round((duration + drain) * NANO) if duration else FOREVER
+        self._tick = max(round(duration * NANO) // SAMPLES, 1) if duration else round(TICK_SECONDS * NANO)
+        self._tracks = tracks
+        self._heap: list[tuple[int, int, Handler, tuple[Any, ...]]] = []
+        self._order = 0
+        self._paid: dict[str, int] = {}  # since when a replica that is paid for was last counted
+        self._sampled = (0, 0, 0)  # busy, rows and paid nanoseconds at the last sample
+        self._busy = self._rows = 0  # of replicas that have ended
+        self._pending = 0  # requests that have not ended, and those whose arrival is scheduled
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def at(self, ns: int, handler: Handler, *arguments: object) -> None:
+        """Calls `handler` with the arguments at a time, not before now. Events of equal times run in the order in which
+        they were scheduled."""
+        self._order += 1
+        heapq.heappush(self._heap, (max(ns, self.clock.ns), self._order, handler, arguments))
+
+    def say(self, what: str) -> None:
+        """Adds a line to the timeline."""
+        self.outcome.timeline.append((self.clock.now, what))
+
+    def run(self, progress: Callable[[float], None] = lambda seconds: None) -> Outcome:
+        """Runs until everything has ended. `progress` gets the virtual time now and then."""
+        for traffic in self._traffics.values():
+            self._next_arrival(traffic, traffic.requests())
+        self.at(self._tick, self._sample)
+        heap, clock, events = self._heap, self.clock, 0
+        while heap and (self._pending or heap[0][0] <= self._least):
+            ns, _, handler, arguments = heapq.heappop(heap)
+            if ns > self._end:
+                clock.set(self._end)
+                break
+            clock.set(ns)
+            handler(*arguments)
+            events += 1
+            if not events & 0x3FFF:
+                progress(clock.now)
+        self._finish()
+        return self.outcome
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    def _next_arrival(self, traffic: TrafficSource, requests: Iterator[SimulatedRequest]) -> None:
+        """Schedules the next arrival of an open stream, so that only one is held at a time."""
+        request = next(requests, None)
+        if request is not None:
+            self._pending += 1
+            self.at(request.at, self._arrive_and_next, traffic, requests, request)
+
+    def _arrive_and_next(
+        self, traffic: TrafficSource, requests: Iterator[SimulatedRequest], request: SimulatedRequest
+    ) -> None:
+        self._next_arrival(traffic, requests)
+        self.arrive(request)
+
+    def arrive(self, request: SimulatedRequest) -> None:
+        """A request comes."""
+        if len(self._records) >= MAX_REQUESTS:
+            raise ValueError(f"the traffic has more than {MAX_REQUESTS} requests: shorten it, or lower its rate")
+        record = RequestRecord(request.number, request.traffic, request.at, request.prompt_tokens, request.output)
+        self._records[request.number] = record
+        self.outcome.requests.append(record)
+        if request.timeout:
+            self.at(self.clock.ns + round(request.timeout * NANO), self._deadline, request, False)
+        if request.first_token_timeout:
+            self.at(self.clock.ns + round(request.first_token_timeout * NANO), self._deadline, request, True)
+        self.route(request)
+
+    def route(self, request: SimulatedRequest, held: float = 0.0) -> None:
+        """Sends a request to a replica. It is refused if the replica's queue is full, and held while there is no
+        replica: for `held` seconds so far."""
+        record = self._records[request.number]
+        if record.status != "open":
+            return
+        able = [replica for replica in self.replicas.values() if self._takes(replica, request)]
+        if not able and held >= HOLD_SECONDS:
+            self._close(request, "failed")
+        elif not able:
+            self.at(self.clock.ns + round(LOOK_SECONDS * NANO), self.route, request, held + LOOK_SECONDS)
+        if not able:
+            return
+        replica = self._router.choose(request, able, self.clock.now)
+        try:
+            replica.check(request)
+        except QueueFull:
+            self._close(request, "refused")
+            return
+        record.replica = replica.name
+        replica.book(request)
+        message = request.message(record.sent)
+        if self._front:
+            self.at(self.clock.ns + self._front, self._deliver, replica, message)
+        else:
+            self._deliver(replica, message)
+
+    def _deliver(self, replica: SimulatedReplica, message: GenerateRequest) -> None:
+        replica.receive(Add(message))
+        self._wake(replica)
+
+    @staticmethod
+    def _takes(replica: SimulatedReplica, request: SimulatedRequest) -> bool:
+        return replica.state == "ready" and replica.reachable and request.model in ("", replica.model, replica.group)
+
+    def move(self, request: SimulatedRequest) -> None:
+        """Sends a request again, with the tokens that it has, after its replica has ended."""
+        record = self._records[request.number]
+        if record.status != "open":
+            return
+        record.moves += 1
+        if record.moves > MOST_MOVES:
+            self._close(request, "failed")
+        else:
+            self.route(request)
+
+    def _deadline(self, request: SimulatedRequest, first: bool) -> None:
+        record = self._records[request.number]
+        if record.status != "open" or (first and record.first >= 0):
+            return
+        replica = self.replicas.get(record.replica)
+        if replica is not None and request.number in replica.in_flight:
+            replica.abort(request)
+            self._wake(replica)
+        self._close(request, "late")
+
+    def _close(self, request: SimulatedRequest, status: RequestStatus) -> None:
+        record = self._records[request.number]
+        record.status, record.end = status, self.clock.ns
+        self._pending -= 1
+        following = self._traffics[request.traffic].after(request, self.clock.ns)
+        if following is not None:
+            self._pending += 1
+            self.at(following.at, self.arrive, following)
+
+    # -- replicas ---------------------------------------------------------------------------------------------
+
+    def start(self, name: str, seconds: float | None = None) -> None:
+        """Starts a replica: it is paid for from now, and ready after `seconds`; None: what its group takes."""
+        plan = self.plans[name]
+        replica = plan.make(self._take)
+        replica.state = "starting"
+        self.replicas[name] = replica
+        self._paid[name] = self.clock.ns
+        wait = plan.start_seconds if seconds is None else seconds
+        self.at(self.clock.ns + round(wait * NANO), self._ready, replica)
+
+    def _ready(self, replica: SimulatedReplica) -> None:
+        if replica.state == "starting":
+            replica.state = "ready"
+            if self.clock.ns:
+                self.say(f"{replica.name} is ready")
+
+    def end(self, name: str, *, moves_after: float = 0.0) -> list[SimulatedRequest]:
+        """Ends a replica at once. Its requests go elsewhere `moves_after` seconds later. Returns them."""
+        replica = self.replicas.pop(name)
+        replica.state, replica.due = "dead", None
+        self._pay(name)
+        del self._paid[name]
+        self._count(replica)
+        moved = list(replica.in_flight.values())
+        replica.in_flight.clear()
+        for request in moved:
+            self.at(self.clock.ns + round(moves_after * NANO), self.move, request)
+        return moved
+
+    def _wake(self, replica: SimulatedReplica) -> None:
+        """Steps a replica that has a command, unless it awaits a result."""
+        if not replica.computes and replica.state != "dead":
+            replica.due = self.clock.ns
+            self._step(replica, replica.due)
+
+    def _step(self, replica: SimulatedReplica, due: int) -> None:
+        if replica.due != due:
+            return  # it was ended, or woken meanwhile
+        wake = replica.step()
+        if wake is None:
+            replica.due = None
+        else:
+            replica.due = due = max(round(wake * NANO), self.clock.ns)
+            self._order += 1
+            heapq.heappush(self._heap, (due, self._order, self._step, (replica, due)))
+
+    def _take(self, replica: SimulatedReplica, step: Step) -> None:
+        """Takes what a replica sends."""
+        if replica.state == "dead":
+            return
+        if step.stats is not None:
+            replica.seen = step.stats
+        tracks = self._tracks
+        for delta in step.deltas:
+            if tracks or delta.finish_reason is not None or not delta.offset:
+                self._note(replica, delta)
+        for rejected in step.rejected:
+            self._ended(replica, int(rejected.request_id), "late" if rejected.cause == "deadline" else "refused")
+
+    def _note(self, replica: SimulatedReplica, delta: TokenDelta) -> None:
+        number = int(delta.request_id)
+        if number not in replica.in_flight:
+            return
+        record = self._records[number]
+        record.sent = delta.offset + len(delta.token_ids)
+        if record.first < 0 and record.sent:
+            record.first = self.clock.ns
+            record.cached = delta.cached_tokens
+        if delta.finish_reason is not None:
+            self._ended(replica, number, "done" if delta.finish_reason in ("stop", "length") else "failed")
+
+    def _ended(self, replica: SimulatedReplica, number: int, status: RequestStatus) -> None:
+        request = replica.in_flight.get(number)
+        if request is not None:
+            replica.gone(request)
+            self._close(request, status)
+
+    # -- counts -----------------------------------------------------------------------------------------------
+
+    def _pay(self, name: str) -> None:
+        """Counts what a replica has cost since it was last counted."""
+        plan, totals = self.plans[name], self.outcome.totals
+        passed = (self.clock.ns - self._paid[name]) / NANO
+        self._paid[name] = self.clock.ns
+        totals.machine_seconds += passed * plan.share
+        totals.device_hours += passed * plan.share * plan.devices / 3600
+        totals.cost += passed * plan.share * plan.devices * plan.price / 3600
+
+    def _count(self, replica: SimulatedReplica) -> None:
+        """Adds the counters of a replica that ends."""
+        stats, totals = replica.scheduler.stats(), self.outcome.totals
+        totals.steps += stats.steps
+        totals.computed_tokens += stats.computed_tokens
+        totals.preemptions += stats.preemptions
+        totals.prefix_queries += stats.prefix_queries
+        totals.prefix_hits += stats.prefix_hits
+        self._rows += replica.executor.rows
+        self._busy += replica.executor.busy
+        totals.busy_seconds += replica.executor.busy / NANO
+        totals.rows_seconds += replica.executor.rows / NANO
+        totals.slot_seconds += replica.executor.busy / NANO * replica.slots
+
+    def _sample(self) -> None:
+        """Takes a sample, and schedules the next one while anything is left to happen."""
+        held = total = filled = room = slots = running = waiting = 0
+        busy, rows = self._busy, self._rows
+        for name, replica in self.replicas.items():
+            self._pay(name)
+            stats = replica.scheduler.stats()
+            running += stats.running
+            waiting += stats.waiting
+            total += sum(stats.blocks_total)
+            held += sum(stats.blocks_held)
+            if not isinstance(replica.scheduler, BatchScheduler):
+                filled += replica.executor.counter.stored * len(stats.blocks_held)
+                room += sum(stats.blocks_held) * replica.block_size
+            slots += replica.slots
+            busy += replica.executor.busy
+            rows += replica.executor.rows
+        paid = round(self.outcome.totals.machine_seconds * NANO)
+        before_busy, before_rows, before_paid = self._sampled
+        passed, self._sampled = max(paid - before_paid, 1), (busy, rows, paid)
+        count = max(len(self.replicas), 1)
+        self.outcome.samples.append(
+            Sample(
+                self.clock.now,
+                sum(each.state != "starting" for each in self.replicas.values()),
+                running,
+                waiting,
+                (rows - before_rows) / passed / max(slots / count, 1),
+                (busy - before_busy) / passed,
+                held / total if total else 0.0,
+                min(filled / room, 1.0) if room else nan,
+                self.outcome.totals.cost,
+            )
+        )
+        if self._heap:
+            self.at(self.clock.ns + self._tick, self._sample)
+
+    def _finish(self) -> None:
+        for name, replica in self.replicas.items():
+            self._pay(name)
+            self._count(replica)
+        self.outcome.totals.seconds = self.clock.now

@@ -1,0 +1,1 @@
+"""The traffic of a simulation: when requests arrive, and what they are."""

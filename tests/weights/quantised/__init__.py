@@ -1,0 +1,1 @@
+"""Checkpoints as quantisation tools write them: writers in a few lines, and tests of what is read."""
