@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.scale import DAY, Decision, Observation, ScalePolicy, ScaleState, decide, forecast
+from penstock.cluster.scale import DAY, Observation, ScaleDecision, ScalePolicy, ScaleState, decide, forecast
 
 CAPACITY = 1000.0
 POLICY = ScalePolicy(least=1, most=20, window=300.0, forecast=False)
@@ -17,7 +17,9 @@ def seen(at: float, ready: int, load: float | None, **more: object) -> Observati
     return Observation(at=at, ready=ready, load=load, **{"capacity": CAPACITY, "wait": 0.0, "kv_usage": 0.0, **more})
 
 
-def run(loads, policy: ScalePolicy = POLICY, ready: int = 1, every: float = 10.0, **more: object) -> list[Decision]:
+def run(
+    loads, policy: ScalePolicy = POLICY, ready: int = 1, every: float = 10.0, **more: object
+) -> list[ScaleDecision]:
     """Decide again and again; what is wanted is there at once."""
     state, decisions = ScaleState(), []
     for number, load in enumerate(loads):

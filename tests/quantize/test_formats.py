@@ -16,7 +16,7 @@ from penstock.quantize.formats.grid import Quantized, joined_grids
 from penstock.quantize.formats.integers import Float8, Integers
 from penstock.quantize.formats.packing import packed_words
 from penstock.quantize.formats.target import CannotQuantizeTo, CompressedTensors, GptqCheckpoint
-from penstock.quantize.formats.tensor_file import Entry, TensorFile, gguf_layout, safetensors_layout
+from penstock.quantize.formats.tensor_file import OutputTensor, TensorFile, gguf_layout, safetensors_layout
 from penstock.quantize.rounding import rounded
 
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -159,7 +159,11 @@ def test_grids_of_parts_join() -> None:
 def test_files_hold_what_was_put_in_any_order(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    entries = {"a": Entry("F32", (2, 3), 24), "b": Entry("I32", (5,), 20), "c": Entry("F16", (), 2)}
+    entries = {
+        "a": OutputTensor("F32", (2, 3), 24),
+        "b": OutputTensor("I32", (5,), 20),
+        "c": OutputTensor("F16", (), 2),
+    }
     file = TensorFile(tmp_path / "x.safetensors", entries, safetensors_layout(entries))
     a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(5, dtype=np.int32)
     file.put("c", np.array(1.5, np.float16))
@@ -189,7 +193,7 @@ def test_metadata_of_a_gguf_file_is_copied(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    entries = {"t": Entry("Q8_0", (2, 32), 68), "u": Entry("F32", (3,), 12)}
+    entries = {"t": OutputTensor("Q8_0", (2, 32), 68), "u": OutputTensor("F32", (3,), 12)}
     TensorFile(made, entries, gguf_layout(file_metadata(source, "Q4_K_M"), entries)).close()
     before, after = read_gguf(source), read_gguf(made)
     assert after.file_type == "Q4_K_M"

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import completion, usage
+from penstock.cli.arguments import EMBEDDER, FLAG_ONLY, JSON, MODEL, NAMED, PROMPT, VERSION
+from penstock.cli.bench.group import bench
 from penstock.cli.chat.flags import CHAT
 from penstock.cli.fleet.commands import add_fleet_commands
 from penstock.cli.models.commands import add_model_commands
@@ -19,34 +21,11 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
-WHICH_MODEL = "A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: smollm2-135m."
-MODEL = typer.Argument(
-    metavar="MODEL",
-    help=WHICH_MODEL,
-    autocompletion=completion.model_names,
-)
-EMBEDDER = typer.Argument(
-    metavar="MODEL",
-    help="An embedding model, named as elsewhere. Default: all-minilm-l6-v2.",
-    autocompletion=completion.model_names,
-)
-PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
-NAMED = typer.Option(
-    "--model", metavar="MODEL", help="The same as the argument MODEL.", autocompletion=completion.model_names
-)
-FLAG_ONLY = typer.Option("--model", metavar="MODEL", help=WHICH_MODEL, autocompletion=completion.model_names)
-AGAINST = typer.Option(metavar="MODEL", help="Compare with MODEL: perplexity, KL divergence, greedy tokens.")
-JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
-VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
-CASES = typer.Option(metavar="CASES", help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
-RUNS = typer.Option(metavar="N", min=1, max=1000, help="Runs of each case; the median is reported.")
-
 # Plain help, as importing rich would make --help slow.
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="penstock", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=HELP
 )
-bench = typer.Typer(name="bench", rich_markup_mode=None)
 app.add_typer(bench)
 
 
@@ -154,7 +133,6 @@ add_operate_commands(app)
 add_tenant_commands(app)
 add_fleet_commands(app)
 add_simulate_commands(app)
-add_fleet_commands(app)
 
 
 @app.command(
@@ -259,136 +237,6 @@ def replay(log: Annotated[str, typer.Argument(metavar="FILE", help="Written by p
     from penstock.cli.replay import replay as command
 
     sys.exit(command(log))
-
-
-@bench.command(
-    cls=SectionedHelp,
-    short_help="Measure the output tokens per second of fixed cases.",
-    help="Measure the output tokens per second of fixed cases, beside their roofline and host time.",
-)
-@takes(ENGINE)
-def throughput(
-    *,
-    model: Annotated[str | None, MODEL] = None,
-    cases: Annotated[str, CASES] = "1x256/64,8x256/64,32x256/128",
-    runs: Annotated[int, RUNS] = 3,
-    json_file: Annotated[str | None, JSON] = None,
-    flags: Flags,
-) -> None:
-    from penstock.cli.bench.commands import offline
-
-    offline(model, cases, runs, json_file, flags, columns="throughput")
-
-
-@bench.command(
-    cls=SectionedHelp,
-    short_help="Measure the time to the first token and between tokens.",
-    help="Measure the time to the first token and between tokens of fixed cases.",
-)
-@takes(ENGINE)
-def latency(
-    *,
-    model: Annotated[str | None, MODEL] = None,
-    cases: Annotated[str, CASES] = "1x128/32,1x1024/32",
-    runs: Annotated[int, RUNS] = 3,
-    json_file: Annotated[str | None, JSON] = None,
-    flags: Flags,
-) -> None:
-    from penstock.cli.bench.commands import offline
-
-    offline(model, cases, runs, json_file, flags, columns="latency")
-
-
-@bench.command(
-    cls=SectionedHelp,
-    short_help="Measure the perplexity of a text, with and without quantisation.",
-    help="Measure the perplexity of a text. With --quantization or --kv-cache-dtype, also that of the model without "
-    "them, and the change.",
-)
-@takes(ENGINE)
-def quality(
-    *,
-    model: Annotated[str | None, MODEL] = None,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="A UTF-8 file. Default: the help texts of Python, in English.")
-    ] = None,
-    windows: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=1_000_000, help="Windows to score. Default: 32, or all of --tokens-in."),
-    ] = None,
-    window_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, max=10_000_000, help="Tokens of a window. Default: 512."),
-    ] = None,
-    dense: Annotated[
-        bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
-    ] = True,
-    tokens_in: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Score these token ids: a JSON list of windows, lists of ids.")
-    ] = None,
-    tokens_out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the scored token ids, for --tokens-in or another engine.")
-    ] = None,
-    against: Annotated[str | None, AGAINST] = None,
-    json_file: Annotated[str | None, JSON] = None,
-    flags: Flags,
-) -> None:
-    from penstock.cli.bench.quality import QualityOptions
-    from penstock.cli.bench.quality import quality as command
-
-    options = QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out, against)
-    command(model, options, json_file, flags)
-
-
-@bench.command(
-    "serve", help="Send load to a running server over HTTP. Reports latencies, rates and goodput as users see them."
-)
-def bench_serve(
-    *,
-    url: Annotated[str, typer.Option(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's id. Default: the first that the server lists.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_API_KEY", help="API key to send.")
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, max=1_000_000, help="Number of requests.")] = 100,
-    input_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Prompt tokens of a request.")] = "128",
-    output_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Output tokens of a request.")] = "32",
-    shared_prefix: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, max=10_000_000, help="Tokens that all prompts begin with, beside --input-len."
-        ),
-    ] = 0,
-    vocab_size: Annotated[
-        int, typer.Option(metavar="N", min=16, max=10_000_000, help="Prompt token ids are drawn below this number.")
-    ] = 8000,
-    request_rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Requests per second. Default: all at once.")
-    ] = None,
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            metavar="N",
-            help="Shape of the gaps' gamma distribution: 1 is Poisson, less is burstier, inf means equal gaps.",
-        ),
-    ] = 1.0,
-    concurrency: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Most requests at a time. Default: no limit.")
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option(metavar="LIMITS", help="Limits in seconds for goodput: ttft=0.5,tpot=0.05,e2e=10.")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of lengths, prompts and arrival times.")] = 0,
-    json_file: Annotated[str | None, JSON] = None,
-) -> None:
-    from penstock.cli.bench.commands import Load, online
-
-    lengths = (input_len, output_len, shared_prefix, vocab_size)
-    online(
-        url, model, api_key, Load(num_prompts, *lengths, request_rate, burstiness, concurrency, slo, seed), json_file
-    )
 
 
 def _one_model(model: str | None, named: str | None) -> str | None:

@@ -16,7 +16,7 @@ ENTRY_BYTES = 200  # of an entry, measured with benchmarks/fleet.py: the key, an
 BOOKED_SECONDS = 10.0  # that a booked block counts at least; at most twice as long
 
 
-class _Blocks:
+class _CachedKeys:
     """The blocks of one engine."""
 
     __slots__ = ("_asked", "_last", "booked", "booked_before", "incarnation", "stored")
@@ -51,7 +51,7 @@ class BlockIndex:
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         """Each engine's share of `max_bytes` is equal. Blocks beyond it are not kept, and count as `dropped`."""
         self._max_entries = max_bytes // ENTRY_BYTES
-        self._engines: dict[str, _Blocks] = {}
+        self._engines: dict[str, _CachedKeys] = {}
         self._rotated = 0.0  # when bookings became old
         self.dropped = 0
 
@@ -61,7 +61,7 @@ class BlockIndex:
 
     def join(self, name: str, incarnation: int) -> None:
         """Begin anew with an engine. Its first report is number 1."""
-        self._engines[name] = _Blocks(incarnation)
+        self._engines[name] = _CachedKeys(incarnation)
 
     def leave(self, name: str) -> None:
         """Forget an engine."""

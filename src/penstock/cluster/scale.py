@@ -60,7 +60,7 @@ class ScaleState(msgspec.Struct, frozen=True):
     used_at: float = -math.inf  # when there was load last
 
 
-class Decision(msgspec.Struct, frozen=True):
+class ScaleDecision(msgspec.Struct, frozen=True):
     """`wanted` engines shall serve or stand by."""
 
     wanted: int
@@ -68,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True):
     state: ScaleState
 
 
-def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> Decision:
+def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDecision:
     """Return the number of engines for what is seen now."""
     capacity = seen.capacity or state.capacity
     load = seen.load
@@ -76,7 +76,7 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> Decisio
         wanted, limit = _within(max(state.wanted, int(bool(seen.held))), policy)
         what = "the load" if load is None else "the capacity of an engine"
         why = f"hold: {what} is not known{limit}"
-        return Decision(wanted, why, msgspec.structs.replace(state, wanted=wanted))
+        return ScaleDecision(wanted, why, msgspec.structs.replace(state, wanted=wanted))
     used_at = seen.at if load > 0.0 or seen.held else state.used_at
     if used_at == -math.inf:
         used_at = seen.at
@@ -99,7 +99,7 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> Decisio
     if policy.standby and need:
         need, reason = need + policy.standby, f"{reason}; {policy.standby} stand by"
     wanted, limit = _within(need, policy)
-    return Decision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, used_at))
+    return ScaleDecision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, used_at))
 
 
 def forecast(buckets: Mapping[int, tuple[float, int]], now: float, then: float) -> float:

@@ -96,6 +96,10 @@ def resolve_front(given: Given, model: str) -> ServerConfig:
                 f"--{name.replace('_', '-')} ({given.sources[name]}) is a setting of engines, and this server's are "
                 "elsewhere (--engines): give it to penstock engine"
             )
+    if values["repository"]:
+        raise ConfigError(
+            f"--repository ({sources['repository']}) does not go with --engines: start a server for each of them"
+        )
     values.setdefault("served_model_name", model)
     sources.setdefault("served_model_name", "default")
     _check_server(values, sources)
@@ -216,12 +220,11 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
             f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
             "--sleep-after and --event-log: leave them out, or start each engine with penstock engine"
         )
-    for name in ("replicas", "engines"):
-        if values["repository"] and values[name] not in (None, "", 1):
-            raise ConfigError(
-                f"--repository ({sources['repository']}) does not go with --{name} ({sources[name]}): leave one of "
-                "them out, or start a server for each"
-            )
+    if values["repository"] and values["replicas"] > 1:
+        raise ConfigError(
+            f"--repository ({sources['repository']}) does not go with --replicas ({sources['replicas']}): leave one of "
+            "them out, or start a server for each"
+        )
     has_key = values["api_key"] or values["api_key_file"] or values["tenants"]
     if not (has_key or values["allow_insecure_bind"] or is_loopback(values["host"])):
         raise ConfigError(

@@ -73,8 +73,8 @@ async def _main(
     from penstock.config import resolve_front
     from penstock.engine.remote.connector import connect_engine
     from penstock.frontend import Serving
-    from penstock.frontend.registry import ModelRegistry
     from penstock.frontend.http.loading import answering_early
+    from penstock.frontend.registry import ModelRegistry
     from penstock.messages import Describe, Description, EngineError
     from penstock.observe.fleet import FleetSeries
     from penstock.observe.metrics import Metrics

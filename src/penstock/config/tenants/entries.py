@@ -8,11 +8,11 @@ import msgspec
 from penstock.messages import TenantShare
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of the file. An unknown field is an error."""
 
 
-class KeyEntry(Entry, frozen=True):
+class KeyEntry(FilePart, frozen=True):
     """An API key of a tenant. The key itself is not kept."""
 
     name: str  # shown in logs and in the ledger
@@ -27,7 +27,7 @@ class KeyEntry(Entry, frozen=True):
         return self.expires is not None and today > self.expires
 
 
-class QuotaLimits(Entry, frozen=True):
+class QuotaLimits(FilePart, frozen=True):
     """The limits of a tenant. None: there is no such limit. Tokens are those of prompts and outputs together."""
 
     requests_per_minute: int | None = None
@@ -38,7 +38,7 @@ class QuotaLimits(Entry, frozen=True):
     budget_per_month: float | None = None  # in the currency of the prices
 
 
-class TenantEntry(Entry, frozen=True):
+class TenantEntry(FilePart, frozen=True):
     """A tenant."""
 
     weight: float = 1.0
@@ -50,7 +50,7 @@ class TenantEntry(Entry, frozen=True):
     keys: tuple[KeyEntry, ...] = ()
 
 
-class ClassEntry(Entry, frozen=True):
+class ClassEntry(FilePart, frozen=True):
     """A class of requests."""
 
     rank: int = 0  # classes with lower ranks come first
@@ -59,7 +59,7 @@ class ClassEntry(Entry, frozen=True):
     step_tokens: int = 0  # most prompt tokens of the class in a step beside a class with a lower rank; 0: no limit
 
 
-class PriceEntry(Entry, frozen=True):
+class PriceEntry(FilePart, frozen=True):
     """Prices for a million tokens, from a day on."""
 
     since: datetime.date
@@ -72,7 +72,7 @@ class PriceEntry(Entry, frozen=True):
         return (computed * self.input + cached * self.cached + output * self.output) / 1e6
 
 
-class FairnessEntry(Entry, frozen=True):
+class FairnessEntry(FilePart, frozen=True):
     """The price of service by which tenants take turns, see TenantShare."""
 
     input_price: float = 1.0
@@ -81,7 +81,7 @@ class FairnessEntry(Entry, frozen=True):
     claims: bool = True
 
 
-class TenantsFile(Entry, frozen=True):
+class TenantsFile(FilePart, frozen=True):
     """The whole file."""
 
     tenants: dict[str, TenantEntry] = {}

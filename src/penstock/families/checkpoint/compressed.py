@@ -58,7 +58,7 @@ MAX_ZERO_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Integers:
+class PackedIntegers:
     """The layout of a matrix of integers. With `act_order`, columns of a group do not lie side by side."""
 
     bits: int
@@ -213,7 +213,7 @@ def _layout(weights: HFConfig, half: bool) -> MatrixLayout | Fp8:
         raise weights.unsupported("weights", f"{kind} of {bits} bits, strategy {strategy}", SCHEMES)
     group = group_size(weights, multiple=16) if strategy == "group" else 0
     act_order = group > 0 and weights.get("actorder") not in (None, False, "weight", "static")
-    return Integers(bits, group, weights.flag("symmetric", True), act_order, half)
+    return PackedIntegers(bits, group, weights.flag("symmetric", True), act_order, half)
 
 
 class _Modules:

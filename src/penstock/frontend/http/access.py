@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -18,14 +18,15 @@ from penstock.frontend.http.asgi import (
     Answer,
     ASGIApp,
     Headers,
-    Message,
     Receive,
     RequestInfo,
     Scope,
     Send,
+    handshake_send,
     header,
     request_info,
     respond,
+    shown_path,
 )
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.cors import Cors, answer_preflight, check_site, is_preflight
@@ -50,7 +51,6 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"
 _log = logging.getLogger("penstock.access")
 _CLIENT_GONE = 499  # the client disconnected; nginx's code, for metrics and logs, never sent
 _ERRORS = 400  # the least status of an error
-_SHOWN_PATH = 200  # bytes of a path in the log
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
 
@@ -162,7 +162,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             scope.update({"method": "GET", "penstock.app": self})
-            send = _handshake_send(send)
+            send = handshake_send(send)
         elif scope["type"] != "http":
             raise RuntimeError(f"this server supports only HTTP and WebSockets, not {scope['type']}")
         request_id = _request_id(header(scope, b"x-request-id"))
@@ -355,7 +355,7 @@ class Access:
         fields = {
             "client": self._proxies.client(scope),
             "method": method,
-            "path": _shown_path(scope),
+            "path": shown_path(scope),
             "status": code,
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
@@ -383,25 +383,6 @@ def bearer(scope: Scope) -> bytes:
         return other.strip()
     offered: Sequence[str] = scope.get("subprotocols", ())
     return next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "").encode()
-
-
-def _handshake_send(send: Send) -> Send:
-    """A WebSocket's `send` that also takes the messages of an HTTP answer, which refuses the handshake."""
-
-    def sends(message: Message) -> Awaitable[None]:
-        if message["type"].startswith("http."):
-            message["type"] = "websocket." + message["type"]
-        return send(message)
-
-    return sends
-
-
-def _shown_path(scope: Scope) -> str:
-    """The path as the client sent it, without the query, which may hold secrets. Bounded and in printable ASCII."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    text = raw[:_SHOWN_PATH].decode("ascii", "backslashreplace")
-    shown = text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-    return shown + "…" if len(raw) > _SHOWN_PATH else shown
 
 
 def _request_id(given: bytes | None) -> bytes:

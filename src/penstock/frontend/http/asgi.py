@@ -23,6 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 JSON = b"application/json"
 LIVE_PATHS = ("/livez", "/v2/health/live")  # the second one is KServe's, here and below
 READY_PATHS = ("/readyz", "/health", "/ping", "/v2/health/ready")
+_SHOWN_PATH = 200  # bytes of a path in the log
 
 
 class Answer(NamedTuple):
@@ -94,3 +95,22 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 def first_value(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of a header, or None if it is not among `headers`."""
     return dict(reversed(headers)).get(name)  # the first of several comes last here
+
+
+def handshake_send(send: Send) -> Send:
+    """A WebSocket's `send` that also takes the messages of an HTTP answer, which refuses the handshake."""
+
+    def sends(message: Message) -> Awaitable[None]:
+        if message["type"].startswith("http."):
+            message["type"] = "websocket." + message["type"]
+        return send(message)
+
+    return sends
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as the client sent it, without the query, which may hold secrets. Bounded and in printable ASCII."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    text = raw[:_SHOWN_PATH].decode("ascii", "backslashreplace")
+    shown = text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return shown + "…" if len(raw) > _SHOWN_PATH else shown

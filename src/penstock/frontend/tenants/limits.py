@@ -5,7 +5,7 @@ import math
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Headers
-from penstock.frontend.tenants.quotas import NANO, Amounts, Decision
+from penstock.frontend.tenants.quotas import NANO, Amounts, QuotaDecision
 
 _WORDS = {
     "requests_per_minute": "requests a minute",
@@ -18,7 +18,7 @@ _WORDS = {
 _LONGEST = 86_400  # seconds in Retry-After
 
 
-def quota_error(decision: Decision, wanted: Amounts, about: Headers) -> APIError:
+def quota_error(decision: QuotaDecision, wanted: Amounts, about: Headers) -> APIError:
     """Returns the error for a request that was refused, with the headers `about` the limits."""
     headers = {name.decode(): value.decode() for name, value in about}
     limit = decision.refused
@@ -40,7 +40,7 @@ def quota_error(decision: Decision, wanted: Amounts, about: Headers) -> APIError
     return APIError(429, message, code=code, retry_after=seconds, headers=headers)
 
 
-def rate_headers(decision: Decision, now: float) -> Headers:
+def rate_headers(decision: QuotaDecision, now: float) -> Headers:
     """Returns the headers of OpenAI and of Anthropic about limits a minute. `now`: in seconds since the epoch."""
     headers: Headers = []
     for unit in ("requests", "tokens"):

@@ -7,13 +7,13 @@ from typing import Protocol
 import msgspec
 
 from penstock.config.tenants.entries import QuotaLimits
-from penstock.frontend.tenants.quotas import Amounts, Decision, Quotas
+from penstock.frontend.tenants.quotas import Amounts, QuotaDecision, Quotas
 
 
 class QuotaStore(Protocol):
     """Reserves and settles what requests use. See Quotas."""
 
-    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> Decision:
+    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         """Raises APIError 503 if the counters cannot be reached."""
         ...
 
@@ -42,7 +42,7 @@ class LocalQuotas:
     def __init__(self, quotas: Quotas, clock: Callable[[], float]) -> None:
         self.quotas, self._clock = quotas, clock
 
-    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> Decision:
+    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         return self.quotas.reserve(name, tenant, limits, amounts, self._clock())
 
     async def settle(self, name: str, tenant: str, used: Amounts) -> None:
@@ -72,9 +72,9 @@ class SupervisorQuotas:
         self._ask, self._clock = ask, clock
         self._prefix = process_prefix(process)
 
-    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> Decision:
+    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         answer = await self._send(QuotaRequest(self._prefix + name, tenant, amounts, limits))
-        return msgspec.json.decode(answer, type=Decision)
+        return msgspec.json.decode(answer, type=QuotaDecision)
 
     async def settle(self, name: str, tenant: str, used: Amounts) -> None:
         await self._send(QuotaRequest(self._prefix + name, tenant, used))

@@ -49,7 +49,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     ends: float  # of the window, in seconds since the epoch
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a request may start. `left` has (most, what is left, seconds to the window's end) by limit."""
 
     refused: str = ""  # the limit that it would exceed; "": it may start
@@ -76,7 +76,7 @@ class Quotas:
         self._running: dict[str, int] = {}  # open reservations by tenant
         self._swept = 0.0  # when old counters were last looked for
 
-    def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts, now: float) -> Decision:
+    def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts, now: float) -> QuotaDecision:
         """Reserve what a request may use. `name` is its id: a second call with it reserves nothing more."""
         if len(self._used) + len(self._open) > _SWEEP and now >= self._swept + _SWEEP_SECONDS:
             self._sweep(now)
@@ -86,7 +86,7 @@ class Quotas:
                 if self._running.get(tenant, 0) >= most:
                     self._sweep(now)
                 if self._running.get(tenant, 0) >= most:
-                    return Decision(refused="concurrent_requests", retry_after=1.0)
+                    return QuotaDecision(refused="concurrent_requests", retry_after=1.0)
             for charge in charges:
                 used = self._used.get(charge.key, 0)
                 if used + charge.amount > charge.most:
@@ -96,7 +96,7 @@ class Quotas:
                 self._ends[charge.key] = charge.ends
             self._open[name] = Reservation(tenant, charges, now + LIFE, amounts.requests)
             self._running[tenant] = self._running.get(tenant, 0) + amounts.requests
-        return Decision(left=left_of(charges, [self._used.get(charge.key, 0) for charge in charges], now))
+        return QuotaDecision(left=left_of(charges, [self._used.get(charge.key, 0) for charge in charges], now))
 
     def settle(self, name: str, used: Amounts) -> None:
         """Replace the tokens and money that were reserved by what was used. Does nothing for a request that is settled
@@ -162,10 +162,10 @@ def window(period: Period, now: float) -> tuple[str, float]:
     return str(number), float((number + 1) * seconds)
 
 
-def refusal(charge: Charge, used: int, now: float) -> Decision:
+def refusal(charge: Charge, used: int, now: float) -> QuotaDecision:
     """Return the decision for a request that would exceed a limit."""
     wait = -1.0 if charge.amount > charge.most else charge.ends - now
-    return Decision(refused=charge.limit, retry_after=wait, left=left_of((charge,), [used], now))
+    return QuotaDecision(refused=charge.limit, retry_after=wait, left=left_of((charge,), [used], now))
 
 
 def left_of(charges: Iterable[Charge], used: Iterable[int], now: float) -> dict[str, tuple[int, int, float]]:

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.config.tenants.entries import QuotaLimits
 from penstock.frontend.errors import APIError
-from penstock.frontend.tenants.quotas import LIFE, Amounts, Decision, charges_of, left_of, refusal
+from penstock.frontend.tenants.quotas import LIFE, Amounts, QuotaDecision, charges_of, left_of, refusal
 
 SECONDS = 2.0  # for an answer of Redis
 _PREFIX = "penstock:quota:"
@@ -89,7 +89,7 @@ class RedisQuotas:
             self._ahead = seconds + micros / 1e6 - self._compared
         return time.monotonic() + self._ahead
 
-    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> Decision:
+    async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         """See QuotaStore."""
         now = await self.now()
         charges = charges_of(tenant, limits, amounts, now)
@@ -99,10 +99,10 @@ class RedisQuotas:
         answer = cast(list[Any], await self._answer(self._script(keys=_keys(tenant), args=arguments)))
         code, *used = (int(each) for each in answer)
         if code < 0:
-            return Decision(refused="concurrent_requests", retry_after=1.0)
+            return QuotaDecision(refused="concurrent_requests", retry_after=1.0)
         if code:
             return refusal(charges[code - 1], used[0], now)
-        return Decision(left=left_of(charges, used, now))
+        return QuotaDecision(left=left_of(charges, used, now))
 
     async def settle(self, name: str, tenant: str, used: Amounts) -> None:
         """See QuotaStore. It is tried again until Redis answers, or the reservation's life is over."""

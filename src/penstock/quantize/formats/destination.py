@@ -19,7 +19,7 @@ from penstock.quantize.formats.blocks import Blocks
 from penstock.quantize.formats.gguf_mix import file_metadata, mixed_type
 from penstock.quantize.formats.grid import CodeFormat, Quantized
 from penstock.quantize.formats.target import CheckpointTarget, floats
-from penstock.quantize.formats.tensor_file import Entry, TensorFile, gguf_layout, safetensors_layout
+from penstock.quantize.formats.tensor_file import OutputTensor, TensorFile, gguf_layout, safetensors_layout
 
 _TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken")  # files of a checkpoint that are copied
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -90,12 +90,12 @@ class FolderDestination:
             target.check(name, shape)
         self._model, self._tensors, self._target, self._matrices = model, tensors, target, matrices
         self._ignored = ignored
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, OutputTensor] = {}
         for name, tensor in tensors.items():
             if name in matrices:
                 self._entries |= target.entries(name, matrices[name])
             else:
-                self._entries[name] = Entry(tensor.dtype, tensor.shape, tensor.size)
+                self._entries[name] = OutputTensor(tensor.dtype, tensor.shape, tensor.size)
         self._file: TensorFile | None = None
 
     @property
@@ -153,12 +153,12 @@ class GgufDestination:
         self._types = {
             name: None if name in copied else mixed_type(kind, tensor, file) for name, tensor in file.tensors.items()
         }
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, OutputTensor] = {}
         for name, tensor in file.tensors.items():
             wanted = self._types[name]
             rows = tensor.size // tensor.type.row_bytes(tensor.shape[-1])
             size = tensor.size if wanted is None else rows * TYPES[wanted].row_bytes(tensor.shape[-1])
-            self._entries[name] = Entry(wanted or tensor.type.name, tensor.shape, size)
+            self._entries[name] = OutputTensor(wanted or tensor.type.name, tensor.shape, size)
         self._out: TensorFile | None = None
         self.outer: Path | None = None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.quantize.formats.grid import CodeFormat, Quantized
 from penstock.quantize.formats.integers import Float8, Integers
 from penstock.quantize.formats.packing import packed_words
-from penstock.quantize.formats.tensor_file import Entry
+from penstock.quantize.formats.tensor_file import OutputTensor
 
 Arrays = dict[str, NDArray[Any]]
 DTYPES = {torch.float32: ("F32", 4), torch.bfloat16: ("BF16", 2), torch.float16: ("F16", 2)}
@@ -32,7 +32,7 @@ class CheckpointTarget(Protocol):
         """Raises CannotQuantizeTo for a matrix [rows, columns] that the format cannot hold."""
         ...
 
-    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, Entry]:
+    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, OutputTensor]:
         """Returns the tensors that replace a matrix in the file."""
         ...
 
@@ -83,20 +83,20 @@ class CompressedTensors:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         check_group(name, shape[1], self.fmt)
 
-    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, Entry]:
+    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, OutputTensor]:
         rows, columns = shape
         dtype, size = DTYPES[self.fmt.dtype]
         groups = columns // (self.fmt.span or columns)
-        scales = {f"{name}_scale": Entry(dtype, (rows, groups), rows * groups * size)}
+        scales = {f"{name}_scale": OutputTensor(dtype, (rows, groups), rows * groups * size)}
         if not self._packed:
             kind = "F8_E4M3" if isinstance(self.fmt, Float8) else "I8"
-            return {name: Entry(kind, shape, rows * columns)} | scales
+            return {name: OutputTensor(kind, shape, rows * columns)} | scales
         assert isinstance(self.fmt, Integers)
         words, word_rows = (-(-count * self.fmt.bits // 32) for count in (columns, rows))
-        entries = {f"{name}_packed": Entry("I32", (rows, words), 4 * rows * words)} | scales
+        entries = {f"{name}_packed": OutputTensor("I32", (rows, words), 4 * rows * words)} | scales
         if self.fmt.zero_points:
-            entries[f"{name}_zero_point"] = Entry("I32", (word_rows, groups), 4 * word_rows * groups)
-        return entries | {f"{name}_shape": Entry("I64", (2,), 16)}
+            entries[f"{name}_zero_point"] = OutputTensor("I32", (word_rows, groups), 4 * word_rows * groups)
+        return entries | {f"{name}_shape": OutputTensor("I64", (2,), 16)}
 
     def encode(self, name: str, weight: Quantized) -> Arrays:
         grid = weight.grid
@@ -159,16 +159,16 @@ class GptqCheckpoint:
                 "use --format compressed-tensors, or --keep it in floats"
             )
 
-    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, Entry]:
+    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, OutputTensor]:
         rows, columns = shape
         groups = columns // (self.fmt.group or columns)
         module, words = name.removesuffix("weight"), columns * self.fmt.bits // 32
         zeros = rows * self.fmt.bits // 32
         return {
-            f"{module}qweight": Entry("I32", (words, rows), 4 * words * rows),
-            f"{module}qzeros": Entry("I32", (groups, zeros), 4 * groups * zeros),
-            f"{module}scales": Entry("F16", (groups, rows), 2 * groups * rows),
-            f"{module}g_idx": Entry("I32", (columns,), 4 * columns),
+            f"{module}qweight": OutputTensor("I32", (words, rows), 4 * words * rows),
+            f"{module}qzeros": OutputTensor("I32", (groups, zeros), 4 * groups * zeros),
+            f"{module}scales": OutputTensor("F16", (groups, rows), 2 * groups * rows),
+            f"{module}g_idx": OutputTensor("I32", (columns,), 4 * columns),
         }
 
     def encode(self, name: str, weight: Quantized) -> Arrays:

@@ -19,7 +19,7 @@ GGUF_ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
-class Entry:
+class OutputTensor:
     """A tensor of the file that is made: its type as the file names it, its shape and its bytes."""
 
     dtype: str
@@ -39,7 +39,7 @@ class FileLayout:
 class TensorFile:
     """Writes tensors in any order. What was written is still there if the process ends."""
 
-    def __init__(self, path: Path, entries: Mapping[str, Entry], layout: FileLayout) -> None:
+    def __init__(self, path: Path, entries: Mapping[str, OutputTensor], layout: FileLayout) -> None:
         self._entries, self._layout = entries, layout
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._file, layout.size)
@@ -76,7 +76,7 @@ class TensorFile:
             view, offset = view[count:], offset + count
 
 
-def safetensors_layout(entries: Mapping[str, Entry]) -> FileLayout:
+def safetensors_layout(entries: Mapping[str, OutputTensor]) -> FileLayout:
     """Returns the layout of a safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at, offsets = 0, {}
@@ -92,7 +92,7 @@ def safetensors_layout(entries: Mapping[str, Entry]) -> FileLayout:
     )
 
 
-def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str, Entry]) -> FileLayout:
+def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str, OutputTensor]) -> FileLayout:
     """Returns the layout of a GGUF file, version 3. `metadata` has each value's type number and bytes."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(metadata))]
     for key, (kind, data) in metadata.items():
