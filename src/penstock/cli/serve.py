@@ -81,9 +81,8 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
         dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
         if prepared.hardware.device == "cpu":
-            promise(
-                sum(row.bytes for plan in prepared.resolved.ranks for row in plan.rows[:-1])
-            )  # the last one is free
+            rows = [row for plan in prepared.resolved.ranks for row in plan.rows[:-1]]  # the last one is free
+            promise(sum(row.bytes for row in rows))
         show_memory(prepared.resolved)
         try:
             if supervisor is None:

@@ -1,7 +1,8 @@
 """Writes quantised checkpoints in the layouts of the tools, code by code. A writer turns a matrix [n, k] into the
 tensors that a file has for it, and its values in fp32, both by plain arithmetic that shares nothing with the readers.
 
-The layouts were compared with files of the tools themselves: see `benchmarks/quantised_oracles.py`.
+`benchmarks/quantised_oracles.py` compares what is loaded with files of the tools. So far that was done for NF4 and
+int8 of bitsandbytes, and pack-quantized of llm-compressor; the other layouts are written after the tools' published code.
 """
 
 import json
