@@ -2,7 +2,7 @@
 tensors that a file has for it, and its values in fp32, both by plain arithmetic that shares nothing with the readers.
 
 `benchmarks/quantised_oracles.py` compares what is loaded with files of the tools. So far that was done for NF4 and
-int8 of bitsandbytes, and pack-quantized of llm-compressor; the other layouts are written after the tools' published code.
+int8 of bitsandbytes, and pack-quantized of llm-compressor; the others are written after the tools' published code.
 """
 
 import json
