@@ -130,7 +130,7 @@ def test_version(run_command: RunCommand) -> None:
         (("top", "--api-key", "a", "--api-key", "b"), ("--api-key is given twice",)),
         (
             ("serve", "smollm2-135m", "all-minilm-l6-v2"),
-            ("takes one model", "does not chat and embed yet", "penstock serve all-minilm-l6-v2 --port 8001"),
+            ("takes one model", "penstock serve --repository models", "penstock serve all-minilm-l6-v2 --port 8001"),
         ),
         (("plan", "--max-model-len", "999999999"), ("--max-model-len", "999999999")),
         (("plan", "--kv-cache-memory", "lots"), ("--kv-cache-memory", "lots")),

@@ -117,8 +117,9 @@ def _explain(error: Any, root: Any, arguments: Sequence[str]) -> str:
     if extra and path == "penstock serve":
         other = extra[1].split()[0]
         return (
-            f"{path} takes one model, so {other!r} is one too many. One server does not chat and embed yet: start "
-            f"another one for it, on another port: penstock serve {other} --port 8001"
+            f"{path} takes one model, so {other!r} is one too many. For several, make a folder for each in a folder "
+            f"models, with a file model.yaml that has the line 'model: {other}', and run penstock serve --repository "
+            f"models; or start a second server: penstock serve {other} --port 8001"
         )
     if extra:
         return (
