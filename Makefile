@@ -22,8 +22,8 @@ PYTEST := $(TESTS) pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --d
 .PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
 serve: install
-	@$(if $(ARGS),:,echo "To embed texts, too, start a second server: make serve" \
-		"ARGS='all-minilm-l6-v2 --truncate-embeddings --port 8001'; or see docs/repository.md" >&2)
+	@$(if $(ARGS),:,echo "To embed texts, too, see docs/repository.md, or start a second server:" \
+		"make serve ARGS='all-minilm-l6-v2 --truncate-embeddings --port 8001'" >&2)
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev

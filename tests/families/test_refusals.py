@@ -44,7 +44,7 @@ from tests.families.configurations import LLAMA, LLAMA4, MIXTRAL, QWEN3_MOE
         ({"rope_scaling": [2.0]}, ["rope_scaling is [2.0]", "an object"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["one per layer type"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5"]),
-        ({"quantization_config": {"quant_method": "gptq"}}, ["'gptq'", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "aqlm"}}, ["'aqlm'", "gptq, "]),
         ({"dtype": "float64"}, ["dtype 'float64'", "float16"]),
         ({"attention_bias": 1}, ["attention_bias is 1", "true or false"]),
         ({"eos_token_id": [1, "x"]}, ["eos_token_id", "a token id or a list"]),

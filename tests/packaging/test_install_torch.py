@@ -108,7 +108,7 @@ def test_a_gpu_is_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not script.has_nvidia_gpu(tmp_path / "empty")
 
 
-def test_make_serve_says_that_it_does_not_embed() -> None:
+def test_make_serve_says_how_to_embed() -> None:
     done = subprocess.run(["make", "-n", "-o", "install", "serve"], cwd=ROOT, capture_output=True, text=True)
     assert "make serve ARGS='all-minilm-l6-v2 --truncate-embeddings --port 8001'" in done.stdout, done.stderr
 

@@ -50,10 +50,11 @@ def test_nothing_is_left_however_the_ranks_end() -> None:
     """Nothing is left even if rank 0 is killed while it waits for the others."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.1))
+    before = set(Path("/dev/shm").glob("*penstock*"))  # servers note there how much memory they may take
     with pytest.raises(RuntimeError):
         open_shared_memory(store, 0, 2, SIZE)
     assert store.get("memory")
-    assert not list(Path("/dev/shm").glob("*penstock*"))
+    assert set(Path("/dev/shm").glob("*penstock*")) <= before
 
 
 def elsewhere() -> str:
