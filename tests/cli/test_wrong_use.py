@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
+from penstock.cli.tenants.keys import add
 from penstock.cli.usage import DONE_OTHERWISE, MEANT
 from tests.cli.conftest import RunCommand
 from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
@@ -19,6 +20,12 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that 
     "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
     "fleet status": {"ENGINES": "127.0.0.1:1"},
     "fleet drain": {"ENGINES": "127.0.0.1:1"},
+    "plan fleet": {"MODEL": "--model=llama-3.1-8b", "RATE": "--rate=1"},
+    "simulate": {"SCENARIO": "batching"},
+    "quantize": {"MODEL": "python-8m", "OUT": "out"},
+    "tenants add": {"FILE": "tenants.yaml", "TENANT": "search"},
+    "tenants rotate": {"FILE": "tenants.yaml", "TENANT": "search"},
+    "audit verify": {"FILE": "requests.jsonl"},
 }
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 
@@ -31,6 +38,8 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requests.jsonl").write_text('{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}')
+    add(str(tmp_path / "tenants.yaml"), "search", "default", None, (), (), admin=False)
+    (tmp_path / "short.key").write_text("too short\n")
 
 
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -183,6 +192,29 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
         ("serve ./a --model ./b", ("./a", "./b", "leave one out")),
         ("replay", ("FILE", "try penstock replay --help")),
         ("replay a b", ("'b'", "try penstock replay --help")),
+        ("plan --tenants tenants.yaml --quota-redis http://127.0.0.1", ("--quota-redis", "write for example redis://")),
+        ("plan --tenants tenants.yaml --audit on --audit-file .", ("--audit-file .", "name another file")),
+        ("plan --tenants tenants.yaml --audit on --audit-heads heads.jsonl", ("set --audit-key-file",)),
+        (
+            "plan --tenants tenants.yaml --audit on --audit-key-file no-file",
+            ("--audit-key-file no-file", "name a file"),
+        ),
+        (
+            "plan --tenants tenants.yaml --audit on --audit-key-file short.key",
+            ("--audit-key-file short.key", "give 16 or more"),
+        ),
+        ("plan --tenants tenants.yaml --api-key secret", ("--tenants", "leave --api-key out")),
+        ("simulate", ("needs SCENARIO", "--list")),
+        ("simulate --fit a.jsonl", ("--fit needs --json FILE",)),
+        ("simulate batching --trace a.jsonl", ("--trace 'a.jsonl'", "no trace to replace")),
+        ("simulate mine --show", ("--show 'mine'", "name one of batch-size")),
+        ("plan fleet --model llama-3.1-8b", ("needs --rate", "plan fleet --help")),
+        ("quantize python-8m requests.jsonl/out", ("OUT is", "it is not a folder; name another one")),
+        ("quantize smollm2-135m out", ("cannot become a folder with --scheme int4", "name a folder in safetensors")),
+        ("quantize python-8m out --scheme fp8 --group 64", ("--group has no effect", "leave it out")),
+        ("repository status doubled", ("takes no name",)),
+        ("tenants add tenants.yaml search", ("'search'", "penstock tenants rotate")),
+        ("audit verify requests.jsonl --heads heads.jsonl", ("--key-file",)),
         ("bench quality --tokens-in a.json --window-tokens 9", ("--window-tokens 9", "leave one out")),
     ],
 )

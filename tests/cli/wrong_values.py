@@ -17,9 +17,14 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "rm --revision": ("acme/tiny",),
     "bench quality TEXT": ("python-8m",),
     "embed TEXT": ("all-minilm-l6-v2",),
+    "repository NAME": ("load",),
+    "simulate --trace": ("mooncake",),
+    "simulate --fit": ("--json", "costs.json"),
+    "plan fleet --model": ("--rate", "1"),
+    "audit verify --heads": ("requests.jsonl", "--key-file", "requests.jsonl"),
 }
 # Values that no error shows: a secret, a text that may be long.
-NOT_SHOWN = ("--api-key", "--admin-key", "--fleet-key", "--system")
+NOT_SHOWN = ("--api-key", "--admin-key", "--fleet-key", "--key", "--quota-redis", "--system")
 
 NO_FILE = "no-such-folder/file"
 FOLDER = "."
@@ -66,6 +71,40 @@ _URL: Wrong = (
     ("127.0.0.1:1", "is a server running there?"),
     ("https://127.0.0.1:1", "is a server running there?"),
 )
+_AUDIT: Wrong = ((NO_FILE, "there is no --audit; set --audit on"), *_EMPTY)
+_DAY: Wrong = (
+    ("yesterday", "give a day, such as 2026-11-01"),
+    ("2026-13-01", "give a day, such as 2026-11-01"),
+    ("", "give a day, such as 2026-11-01"),
+)
+_LEDGER: Wrong = (
+    (NO_FILE, "there is no ledger"),
+    (FOLDER, "there is no ledger ledger.sqlite3: name one"),
+    ("requests.jsonl", "is no ledger that can be read: file is not a database; name one"),
+    ("", "it is empty; name a file"),
+)
+_LEDGER_OF: Wrong = (
+    ("http", "give a whole number from 0 to 65535"),
+    ("65536", "from 0 to 65535"),
+    ("-1", "from 0 to 65535"),
+    ("1", "there is no ledger"),
+)
+_TENANT: Wrong = (("a b", "give a tenant's name"), ("../a", "give a tenant's name"), ("", "leave it out for all"))
+_TENANT_NAME: Wrong = tuple((name, "give up to 64 letters, digits") for name in ("a b", "", "../a", "a" * 65))
+_TENANTS: Wrong = (
+    (NO_FILE, "no such file or directory; name a YAML file"),
+    (FOLDER, "is a directory; name a YAML file"),
+    ("", "it is empty; name a YAML file"),
+    ("requests.jsonl", "unknown field custom_id"),
+)
+_READ: Wrong = tuple((name, "there is no such file; name another one") for name in (NO_FILE, FOLDER, ""))
+_PRICES: Wrong = (
+    (NO_FILE, "name a YAML file with --prices"),
+    (FOLDER, "Is a directory; name a YAML file"),
+    ("", "name a YAML file"),
+    ("requests.jsonl", "is wrong: Object"),
+)
+_TOKENS: Wrong = (("many", "give a whole number"), ("0", "above 0, up to 1000000"), ("1000001", "up to 1000000"))
 _MODEL: Wrong = (
     ("./no-such-model", "check the path"),
     ("no such model", ""),
@@ -189,6 +228,24 @@ SHARED: Mapping[str, Wrong] = {
     "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
     "--state-dir": (("/dev/null", "it is not a folder"), ("", "it is empty; give a value")),
     "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
+    "--repository": (
+        *_EMPTY,
+        (NO_FILE, "there is no such folder; create it, or name another one"),
+        ("requests.jsonl", "there is no such folder"),
+    ),
+    "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
+    "--tenants": (
+        (NO_FILE, "no such file or directory; name a YAML file"),
+        (FOLDER, "is a directory; name a YAML file"),
+        ("requests.jsonl", "unknown field custom_id"),
+        *_EMPTY,
+    ),
+    "--quota-redis": (("redis://127.0.0.1", "there is no --tenants; add it"), *_EMPTY),
+    "--ledger-days": (("many", "from 1 to 36500"), ("0", "from 1 to 36500"), ("36501", "from 1 to 36500")),
+    "--audit": (("yes", "give none, on or required"), ("on", "there is no --tenants; add it"), ("", "give none")),
+    "--audit-file": _AUDIT,
+    "--audit-heads": _AUDIT,
+    "--audit-key-file": _AUDIT,
     "--replicas": (("two", "give a whole number from 1 to 64"), ("0", "from 1 to 64"), ("65", "from 1 to 64")),
     "--engines": _EMPTY,
     "--route": (("random", "give cost, round-robin or least-loaded"), ("", "give cost")),
@@ -241,6 +298,138 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--link": (("fast", "25GB/s"), ("-3GB/s", "25GB/s"), ("", "25GB/s")),
         "--json": _OUTPUT,
     },
+    "plan fleet": {
+        "--model": (("gpt-5", "give a folder with config.json, a GGUF file, or one of"), ("", "no config.json")),
+        "--rate": (
+            ("many", "give a number"),
+            *((value, "above 0, up to 100000") for value in ("0", "-1", "nan", "inf", "100001")),
+        ),
+        "--prompt": _TOKENS,
+        "--output": _TOKENS,
+        "--cached": (("all", "give a number"), ("1", "from 0 to less than 1"), ("-1", "from 0"), ("nan", "from 0")),
+        "--ttft": (("soon", "give a number"), ("0", "above 0, up to 3600"), ("3601", "up to 3600"), ("nan", "above 0")),
+        "--tpot": (("soon", "give a number"), ("0", "above 0, up to 60"), ("61", "up to 60"), ("nan", "above 0")),
+        "--share": (("most", "give a number"), ("1", "from 0.5 to less than 1"), ("0.4", "from 0.5"), ("nan", "0.5")),
+        "--device": (("H1000", "name one of A100, H100"), ("", "name one of A100, H100")),
+        "--prices": _PRICES,
+        "--simulated": (("all", "from 0 to 20"), ("21", "from 0 to 20"), ("-1", "from 0 to 20")),
+        "--json": _OUTPUT,
+    },
+    "simulate": {
+        "SCENARIO": (
+            (NO_FILE, "give a file, or one of batch-size"),
+            (FOLDER, "give a file, or one of batch-size"),
+            ("", "give a file, or one of batch-size"),
+            ("requests.jsonl", "unknown field `custom_id`"),
+        ),
+        "--list": SWITCH,
+        "--show": SWITCH,
+        "--seed": (("random", "give a whole number from 0"), ("-1", "from 0")),
+        "--duration": (
+            ("soon", "give a number from 0.001 to 10000000"),
+            ("0", "from 0.001"),
+            ("nan", "from 0.001"),
+            ("10000001", "to 10000000"),
+        ),
+        "--trace": (
+            (NO_FILE, "there is no such file; name another one"),
+            (FOLDER, "there is no such file; name another one"),
+            ("", "there is no such file; name another one"),
+        ),
+        "--prices": _PRICES,
+        "--fit": (
+            (NO_FILE, "give --fit the file of serve --event-log"),
+            (FOLDER, "give --fit the file of serve --event-log"),
+            ("requests.jsonl", "serve --event-log"),
+        ),
+        "--json": _OUTPUT,
+        "--html": _OUTPUT,
+    },
+    "quantize": {
+        "MODEL": _MODEL,
+        "OUT": (
+            ("requests.jsonl", "is there already: remove it, or name another"),
+            (FOLDER, "is there already"),
+            ("out.gguf", "use --scheme gguf:Q4_K_M"),
+            ("", "it is empty; name a folder"),
+        ),
+        "--scheme": (
+            ("int6", "use one of int8, int4, int3"),
+            ("", "use one of int8"),
+            ("gguf:Q4_K_M", "name one that ends in .gguf"),
+        ),
+        "--group": (
+            ("some", "give a whole number"),
+            ("17", "use 32, 64 or 128"),
+            ("-1", "use 32, 64 or 128"),
+            ("512", "up to 256"),
+        ),
+        "--zero-points": SWITCH,
+        "--format": (("zip", "use --format compressed-tensors"), ("gguf", "use --format"), ("", "use --format")),
+        "--method": (("best", "use one of auto, rtn, mse, awq, gptq"), ("", "use one of auto")),
+        "--calibration": (
+            (NO_FILE, "name a text file"),
+            (FOLDER, "name a text file"),
+            ("", "name a text file"),
+            ("requests.jsonl", "name a longer text"),
+        ),
+        "--windows": (("many", "from 1 to 100000"), ("0", "from 1 to 100000"), ("100001", "from 1 to 100000")),
+        "--keep": (("nothing", "use names or patterns such as"), ("*", "leaves no matrix")),
+        "--table": SWITCH,
+        "--threads": (("many", "from 1 to 1024"), ("0", "from 1 to 1024"), ("1025", "from 1 to 1024")),
+        "--json": _OUTPUT,
+    },
+    "repository": {
+        "WHAT": (("remove", "give status, load or unload"), ("", "give status, load or unload")),
+        "NAME": (("", "penstock repository load takes the name of a model"),),
+        "--url": _URL,
+        "--dependents": SWITCH,
+        "--key": _KEY,
+    },
+    "tenants add": {
+        "FILE": ((NO_FILE, "there is no folder no-such-folder; name another file"), *_TENANTS[1:]),
+        "TENANT": _TENANT_NAME,
+        "--key": (("a b", "--key is 'a b': give up to 64 letters"), ("", "--key is '': give up to 64 letters")),
+        "--expires-in": (("soon", "from 1 to 36500"), ("0", "from 1 to 36500"), ("36501", "from 1 to 36500")),
+        "--model": (("", "--model is '': give the name of a model"),),
+        "--wire": (("soap", "give one of openai"), ("", "give one of openai")),
+        "--admin": SWITCH,
+    },
+    "tenants rotate": {
+        "FILE": _TENANTS,
+        "TENANT": (("nobody", "give one of search"), ("", "give one of search")),
+        "--key": (("ci", "has no key 'ci': give one of these: default"), ("", "has no key '': give one of these")),
+        "--keep-days": (("many", "from 0 to 366"), ("-1", "from 0 to 366"), ("367", "from 0 to 366")),
+    },
+    "tenants list": {"FILE": _TENANTS},
+    "tenants check": {"FILE": _TENANTS},
+    "ledger summary": {
+        "--by": (("team", "give names of tenant, key"), ("tenant,", "give names of tenant"), ("", "give names")),
+        "--since": _DAY,
+        "--until": _DAY,
+        "--tenant": _TENANT,
+        "--ledger": _LEDGER,
+        "--port": _LEDGER_OF,
+        "--json": SWITCH,
+    },
+    "ledger export": {
+        "--since": _DAY,
+        "--until": _DAY,
+        "--tenant": _TENANT,
+        "--format": (("xml", "give csv or jsonl"), ("", "give csv or jsonl")),
+        "--ledger": _LEDGER,
+        "--port": _LEDGER_OF,
+    },
+    "audit verify": {"FILE": _READ, "--heads": _READ, "--key-file": _READ, "--ledger": _READ},
+    "logs": {
+        "--tenant": _TENANT,
+        "--slow": (("soon", "give a number from 0"), ("-1", "from 0"), ("nan", "from 0")),
+        "--errors": SWITCH,
+        "--last": (("all", "from 1 to 1000000"), ("0", "from 1 to 1000000"), ("1000001", "from 1 to 1000000")),
+        "--ledger": _LEDGER,
+        "--port": _LEDGER_OF,
+        "--json": SWITCH,
+    },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
     "embed": {
         "MODEL": (
@@ -290,6 +479,12 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--dense": SWITCH,
         "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
         "--tokens-out": _OUTPUT,
+        "--against": (
+            ("./no-such-model", "check the path"),
+            ("no such model", "penstock list shows the names"),
+            ("python-8m", "compares models of one vocabulary"),
+            ("", "check the path"),
+        ),
         "--json": _OUTPUT,
     },
     "reload": {"URL": _URL, "--drain-first": SWITCH, "--admin-key": _KEY},

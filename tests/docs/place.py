@@ -14,6 +14,7 @@ from tests.clients.matrix import CLIENTS
 from tests.docs.pages import ROOT
 from tests.e2e.certificates import Authority
 from tests.gguf_models import write_gguf
+from tests.repository import onnx_files
 from tests.smollm2 import smollm2
 from tests.weights.quantised.writers import KINDS, write_floats, write_pair
 
@@ -37,6 +38,11 @@ SIZES = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
+LEGACY = """#pb
+name: "legacy"
+backend: "onnxruntime"
+max_batch_size: 8
+"""
 # pip finds what is installed, and whether it fits: nothing is downloaded, installed or compiled.
 PIP = """#!/bin/sh
 command=$1; shift
@@ -95,6 +101,7 @@ class Stock:
         for name, target in links.items():
             (folder / name).symlink_to(target)
         (folder / "docs").mkdir()  # one of its own: an example writes into it
+        _repository(folder / "models")
         (folder / "notes.txt").write_text("Rivers carry water from the mountains to the sea.\n")
         (folder / "fullchain.pem").write_bytes(self.certificate)
         (folder / "privkey.pem").write_bytes(self.key)
@@ -143,3 +150,13 @@ def _checkpoint(folder: Path, family: str, **changes: object) -> Path:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
+
+
+def _repository(folder: Path) -> None:
+    """Writes the repository of docs/repository.md."""
+    for version in (1, 2):
+        onnx_files.put(folder, "ranker", onnx_files.scale(version), version)
+    onnx_files.put(folder, "legacy", onnx_files.scale(1), settings=LEGACY)
+    for name, model in (("minilm", "all-minilm-l6-v2"), ("chat", "smollm2-135m")):
+        (folder / name).mkdir()
+        (folder / name / "model.yaml").write_text(f"model: {model}\n")

@@ -28,7 +28,7 @@ _MAKE = re.compile(r"\bmake serve\b(?: +ARGS=\"([^\"]*)\")?")
 _PORT = re.compile(r"(--(?:grpc-)?port[ =])(\d+)")
 _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost|0\.0\.0\.0):(\d{2,5})\b")
 _SECURE_ADDRESS = re.compile(r"\bhttps://(?:host:8443|llm\.example\.com)")  # of a server with SECURE
-_BENCH = re.compile(r"\bpenstock bench serve\b(?!.*--url)", re.DOTALL)
+_TAKES_URL = re.compile(r"\bpenstock (?:bench serve|repository)\b(?!.*--url)", re.DOTALL)
 _OPERATES = re.compile(r"\bpenstock (?:top|reload|sleep|wake)\b(?! +https?:)")
 
 
@@ -112,10 +112,10 @@ class Servers:
         """The text with the addresses of servers changed to those where they listen."""
         if _SECURE_ADDRESS.search(text):
             return _SECURE_ADDRESS.sub(self._shared(SECURE).url, text)
-        if not any(pattern.search(text) for pattern in (_ADDRESS, _BENCH, _OPERATES)):
+        if not any(pattern.search(text) for pattern in (_ADDRESS, _TAKES_URL, _OPERATES)):
             return text
         served = self._chosen or self._shared(PLAIN)
-        text = _BENCH.sub(rf"\g<0> --url {served.url}", text)
+        text = _TAKES_URL.sub(rf"\g<0> --url {served.url}", text)
         text = _OPERATES.sub(rf"\g<0> {served.url}", text)
         return _ADDRESS.sub(
             lambda found: f"127.0.0.1:{served.ports[found[2]]}" if found[2] in served.ports else found[0], text

@@ -244,7 +244,17 @@ def _check_tenants(values: Mapping[str, Any], sources: Mapping[str, str]) -> Non
     for name in ("quota_redis", "audit"):
         if values[name] not in ("", "none") and not values["tenants"]:
             flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} ({sources[name]}) is about tenants, but there is no --tenants; add it")
+            value = "(hidden)" if name in SECRET else values[name]
+            raise ConfigError(
+                f"--{flag} ({sources[name]}) is {value}, which is about tenants, but there is no --tenants; add it"
+            )
+    for name in ("audit_file", "audit_heads", "audit_key_file"):
+        if values[name] and values["audit"] == "none":
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} ({sources[name]}) is {values[name]}, but there is no --audit; set --audit on, or leave "
+                f"--{flag} out"
+            )
     if values["audit"] != "none" and values["state_dir"] == "none" and not values["audit_file"]:
         raise ConfigError("--audit needs a file, and --state-dir is none; set --audit-file")
 

@@ -35,6 +35,11 @@ class EngineGrammars:
     def fill(self, wanted: "Sequence[tuple[GrammarMatcher, Sequence[int]]]", words: NDArray[np.int32]) -> None:
         self._load().result().fill(wanted, words)
 
+    def close(self) -> None:
+        """While the tokenizer is being loaded there is nothing to end but the thread that loads it, which then ends."""
+        if self._loading is not None and self._loading.done() and self._loading.exception() is None:
+            self._loading.result().close()
+
     def _load(self) -> "Future[GrammarMatchers]":
         if self._loading is None:
             thread = ThreadPoolExecutor(1, "grammars")

@@ -67,6 +67,8 @@ def check_tenants(server: ServerConfig) -> None:
     read_tenants(Path(server.tenants))
     for flag, name in (("--audit-file", server.audit_file), ("--audit-heads", server.audit_heads)):
         check_file(flag, name or None)
+    if server.quota_redis and not server.quota_redis.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError("--quota-redis is (hidden): it is no URL of Redis; write for example redis://127.0.0.1:6379")
     if server.quota_redis and not find_spec("redis"):
         raise ConfigError("--quota-redis needs a package: run pip install 'penstock[redis]', or leave it out")
     if server.audit_heads and not server.audit_key_file:
@@ -76,7 +78,9 @@ def check_tenants(server: ServerConfig) -> None:
             size = len(Path(server.audit_key_file).read_bytes().strip())
         except OSError as error:
             reason = str(error.strerror).lower()
-            raise ConfigError(f"--audit-key-file {server.audit_key_file} cannot be read: {reason}") from None
+            raise ConfigError(
+                f"--audit-key-file {server.audit_key_file} cannot be read: {reason}; name a file"
+            ) from None
         if size < 16:
             raise ConfigError(f"--audit-key-file {server.audit_key_file} has {size} bytes; give 16 or more")
 

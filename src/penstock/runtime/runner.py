@@ -301,6 +301,8 @@ class ModelRunner:
         """Free the model's memory when the device is done with it; the mesh can serve another runner."""
         if hasattr(self, "_batch"):  # else it was called before
             self._drop_outstanding()
+            if self._grammars is not None:
+                self._grammars.close()
             del self.model, self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
 
     def _drop_outstanding(self) -> None:

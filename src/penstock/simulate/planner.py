@@ -66,9 +66,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
             ("--tpot", self.tpot, 60),
         ):
             if not 0 < value <= most:
-                raise ValueError(f"{name} is {value}: give a number above 0, up to {most:g}")
-        if not (0 <= self.cached < 1 and 0.5 <= self.share < 1):
-            raise ValueError(f"--cached {self.cached} and --share {self.share}: give 0 to 0.99, and 0.5 to 0.999")
+                raise ValueError(f"{name} is {value}: give a number above 0, up to {most:.10g}")
+        for name, value, least in (("--cached", self.cached, 0), ("--share", self.share, 0.5)):
+            if not least <= value < 1:
+                raise ValueError(f"{name} is {value}: give a number from {least} to less than 1")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ def load_prices(path: Path = BOOK) -> PriceBook:
             raw["date"] = str(raw.get("date", ""))
         return msgspec.convert(raw, PriceBook)
     except OSError as error:
-        raise ValueError(f"the price book {path} cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"the price book {path} cannot be read: {error.strerror}; name a YAML file with --prices"
+        ) from None
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ValueError(f"the price book {path} is wrong: {' '.join(str(error).split())}") from None
+        raise ValueError(f"the price book {path} is wrong: {' '.join(str(error).split())}; see --prices") from None

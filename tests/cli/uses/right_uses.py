@@ -1,7 +1,9 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
-They run in a folder that has `tiny`, a model; settings.yaml; marks.yaml; requests.jsonl; text.txt; cert.pem, keys and
-key.pem; and with a hub that has acme/tiny. {url} is the address of a server, {log} its event log.
+They run in a folder that has `tiny`, a model; `repository` with a model `ours`; settings.yaml; marks.yaml; prices.yaml;
+tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem; keys and audit.key; and with a hub that has
+acme/tiny. {url} is the address of a server, {port} its port, {log} its event log, {ledger} its ledger, {engine} the
+address of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,12 @@ ONE_RANK = (
     "--kv-cache-memory 16MiB --kv-cache-dtype int8 --enable-prefix-caching --speculation suffix "
     "--num-speculative-tokens 5 --threads 1"
 )
-ENCODER = ONE_RANK.replace("int4", "int8").replace("--quantization-group 64 ", "").replace("tokens 128", "tokens 256")
+ENCODER = (
+    ONE_RANK.replace("int4", "int8")
+    .replace("suffix --num-speculative-tokens 5", "off")
+    .replace("--quantization-group 64 ", "")
+    .replace("tokens 128", "tokens 256")
+)
 RANKS = (
     "--tensor-parallel-size 2 --pipeline-parallel-size 1 --expert-parallel --distributed-executor process "
     "--no-enable-prefix-caching"
@@ -27,10 +34,20 @@ SERVER = (
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
-    "--log-level warning --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 "
+    "--log-level debug --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 "
     "--api-key-file keys "
     "--event-log events.jsonl --state-dir none --cors-origin https://ours.example --request-timeout 60 "
     "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
+)
+FLEET = "--fleet-key secret --fleet-ca authority.pem"
+TENANTS = (
+    "--tenants tenants.yaml --ledger-days 30 --audit required --audit-file audit.jsonl --audit-heads heads.jsonl "
+    "--audit-key-file audit.key"
+)
+HOST = (  # of an engine alone
+    "--served-model-name ours --fleet-key secret --allow-insecure-bind --tls-certificate cert.pem --tls-key key.pem "
+    "--max-waiting 64 --max-waiting-tokens 9000 --target-itl 50 --step-deadline 60 --drain-timeout 5 --log-format text "
+    "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl"
 )
 SAMPLING = (
     "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --top-n-sigma 2 --repetition-penalty 1.1 "
@@ -47,6 +64,10 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --api-processes 2",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
+    f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
+    "plan tiny --repository repository --load-model ours",
+    f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
+    "plan tiny --replicas 2",
 )
 MODELS: Sequence[str] = (  # in this order
     "models",
@@ -64,6 +85,19 @@ MODELS: Sequence[str] = (  # in this order
     f"plan {HUB}",
     f"rm {HUB} --yes",
 )
+SIMULATIONS: Sequence[str] = (
+    "simulate --list",
+    "simulate batching --show",
+    "simulate batching --seed 3 --duration 2 --prices prices.yaml --json batching.json --html batching.html",
+    "plan fleet --model llama-3.1-8b --rate 3 --prompt 500 --output 200 --cached 0.1 --ttft 1 --tpot 0.1 --share 0.9 "
+    "--device L4 --prices prices.yaml --simulated 1 --json fleet.json",
+)
+KEYS: Sequence[str] = (  # in this order
+    "tenants add teams.yaml search --key ci --expires-in 30 --model ours --wire openai --admin",
+    "tenants rotate teams.yaml search --key ci --keep-days 2",
+    "tenants list teams.yaml",
+    "tenants check teams.yaml",
+)
 ENGINES: Sequence[str] = (
     f"run {HUB} Hello there {ONE_RANK} {SAMPLING} --stats --no-history",
     f"embed all-minilm-l6-v2 Hello {ENCODER}",
@@ -74,24 +108,59 @@ ENGINES: Sequence[str] = (
     f"bench latency {HUB} --cases 1x16/8 --runs 1 --json latency.json {ONE_RANK}",
     f"bench quality {HUB} text.txt --windows 2 --window-tokens 32 --dense --tokens-out ids.json --json q {ONE_RANK}",
     "bench quality tiny --tokens-in ids.json --no-dense --quantization int8 --max-model-len 64 --threads 1",
+    "quantize tiny smaller --scheme int4 --group 16 --zero-points --format compressed-tensors --method rtn "
+    "--calibration text.txt --windows 2 --keep *.o_proj --no-table --threads 1 --json smaller.json",
+    "quantize tiny int8 --scheme int8 --group 16 --windows 4 --table --threads 1",
+    "bench quality smaller text.txt --against tiny --windows 2 --window-tokens 32 --threads 1 --json against.json",
 )
 FAILING: Sequence[str] = (  # with status 1: random weights are a problem, and the text has no mark
     f"verify {HUB} --json findings.json {ONE_RANK}",
     "detect text.txt --model tiny --watermark green-list --config marks.yaml --json marks.json",
 )
 SERVERS: Sequence[str] = (f"serve {HUB} {ONE_RANK} {SERVER}", f"serve --model tiny {RANKS} --port 8198")
+SHARED_SERVER = f"serve tiny {TENANTS}"
+OF_TENANTS: Sequence[str] = (
+    "ledger summary --port {port} --by tenant,day --since 2026-01-01 --until 2099-12-31 --tenant search --json",
+    "ledger summary --ledger {ledger}",
+    "ledger export --port {port} --format jsonl --since 2026-01-01 --until 2099-12-31 --tenant search",
+    "ledger export --ledger {ledger}",
+    "logs --port {port} --tenant search --slow 0 --last 5 --json",
+    "logs --ledger {ledger} --errors",
+    "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
+)
+REPOSITORY_SERVER = "serve --repository repository --load-model ours --state-dir none"
+OF_REPOSITORY: Sequence[str] = (
+    "repository --url {url}",
+    "repository status --url {url}",
+    "repository unload ours --url {url} --key secret --dependents",
+    "repository load ours --url {url}",
+)
+REPLICATED_SERVER = "serve tiny --replicas 2"
+ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0"
+FRONT = f"serve --engines {{engine}} {FLEET} --route round-robin --move-anywhere"
+OF_FLEET: Sequence[str] = (f"fleet status {{engine}} {FLEET}", f"fleet drain {{engine}} --grace 1 {FLEET}")
 WITH_SERVER: Sequence[str] = (
-    "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 4 "
+    "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 40 "
     "--shared-prefix 8 --vocab-size 300 --request-rate 100 --burstiness 0.5 --concurrency 2 "
     "--slo ttft=5,tpot=1,e2e=10 --seed 3 --json load.json",
     "top {url} --once --interval 0.5 --api-key secret",
-    "reload {url} --admin-key operator --drain-first",
-    "sleep {url} --admin-key operator",
+    "sleep {url} --admin-key operator",  # ends the log, which the next start of the engine begins anew
+    "simulate --fit {log} --json costs.json",
     "wake {url} --admin-key operator",
+    "reload {url} --admin-key operator --drain-first",
 )
-OTHERS: Sequence[str] = ("completion bash", "completion zsh", "completion fish", "replay {log}")
+OTHERS: Sequence[str] = (
+    "completion bash",
+    "completion zsh",
+    "completion fish",
+    "replay {log}",
+    "simulate mooncake --trace {log} --duration 1",
+)
 
-LINES = (*PLANS, *MODELS, *ENGINES, *FAILING, *SERVERS, *WITH_SERVER, *OTHERS)
+LINES = (
+    *(*PLANS, *SIMULATIONS, *MODELS, *KEYS, *ENGINES, *FAILING, *SERVERS, *WITH_SERVER, *OTHERS),
+    *(SHARED_SERVER, *OF_TENANTS, REPOSITORY_SERVER, *OF_REPOSITORY, REPLICATED_SERVER, ENGINE_HOST, FRONT, *OF_FLEET),
+)
 
 # Flags that a command shares with `plan` and `serve`, which use them above.
 GPU_ONLY = {
@@ -112,6 +181,9 @@ OF_RANKS = {
 ELSEWHERE: Mapping[str, set[str]] = {
     "plan": set(),
     "serve": GPU_ONLY
-    | {"--api-processes", "--no-expert-parallel", "--otlp-endpoint", "--watermark", "--watermark-key"},
-    "embed": GPU_ONLY | OF_RANKS | {"--quantization-group", "--revision"},  # encoders have no int4
+    | {"--api-processes", "--no-expert-parallel", "--otlp-endpoint", "--quota-redis", "--watermark", "--watermark-key"},
+    "engine": GPU_ONLY | OF_RANKS | {"--otlp-endpoint", "--watermark", "--watermark-key"},
+    "embed": GPU_ONLY
+    | OF_RANKS
+    | {"--quantization-group", "--revision", "--num-speculative-tokens"},  # no int4, no guesses
 }

@@ -14,24 +14,38 @@ import pytest
 
 from penstock.cli.options import ENGINE as ENGINE_FLAGS
 from penstock.cli.options import SERVER as SERVER_FLAGS
+from penstock.cli.tenants.keys import add
+from penstock.simulate.prices import BOOK
 from tests.cli.conftest import RunCommand
 from tests.cli.test_wrong_use import COMMANDS, label
 from tests.cli.uses.right_uses import (
     ELSEWHERE,
+    ENGINE_HOST,
     ENGINES,
     FAILING,
+    FRONT,
     GPU_ONLY,
     HUB_MODEL,
+    KEYS,
     LINES,
     MODELS,
+    OF_FLEET,
     OF_RANKS,
+    OF_REPOSITORY,
+    OF_TENANTS,
     OTHERS,
     PLANS,
+    REPLICATED_SERVER,
+    REPOSITORY_SERVER,
     SERVERS,
+    SHARED_SERVER,
+    SIMULATIONS,
     WITH_SERVER,
 )
 from tests.e2e.certificates import Authority
-from tests.e2e.server import Server, serving
+from tests.e2e.fleet.engines import EngineHostProcess
+from tests.e2e.server import PATIENCE, Server, serving, status, wait_for
+from tests.ports import free_port
 from tests.weights.standin_hub import serving as hub_serving
 
 VARIANT = "mixtral_window"  # its experts can be divided between two ranks
@@ -85,6 +99,11 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     (folder / "cert.pem").write_bytes(certificate)
     (folder / "keys").write_text("alice another\n")
     (folder / "key.pem").write_bytes(key)
+    (folder / "prices.yaml").write_bytes(BOOK.read_bytes())
+    (folder / "audit.key").write_text("a secret of the operator\n")
+    add(str(folder / "tenants.yaml"), "search", "ci", None, (), (), admin=False)
+    (folder / "repository" / "ours").mkdir(parents=True)
+    (folder / "repository" / "ours" / "model.yaml").write_text(f"model: {folder / 'tiny'}\n")
     return folder
 
 
@@ -94,6 +113,8 @@ def test_a_plan(run_command: RunCommand, folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "300")
     if "--otlp" in line:
         pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed: make test has it")
+    if "--quota-redis" in line:
+        pytest.importorskip("redis", reason="the extra redis is not installed: make test has it")
     done = run_command(*shlex.split(line))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     settings = {**ENGINE_FLAGS, **SERVER_FLAGS}
@@ -146,8 +167,18 @@ def test_the_commands_with_an_engine(folder: Path, environment: dict[str, str]) 
         run(line, folder, environment)
     for line in FAILING:
         run(line, folder, environment, status=1)
-    for file in ("throughput.json", "latency.json", "q", "ids.json", "findings.json", "answers.jsonl"):
+    files = ("throughput.json", "latency.json", "q", "ids.json", "findings.json", "answers.jsonl")
+    for file in (*files, "smaller.json", "against.json"):
         assert json.loads((folder / file).read_text()), file
+
+
+@pytest.mark.rare
+def test_simulations_and_keys(folder: Path, environment: dict[str, str]) -> None:
+    for line in (*SIMULATIONS, *KEYS):
+        assert run(line, folder, environment)
+    for file in ("batching.json", "fleet.json"):
+        assert json.loads((folder / file).read_text()), file
+    assert "uPlot" in (folder / "batching.html").read_text()
 
 
 @pytest.mark.rare
@@ -163,10 +194,61 @@ def test_servers(folder: Path, environment: dict[str, str], monkeypatch: pytest.
     load = "--served-model-name ours --api-key secret --admin-key operator --event-log events.jsonl"
     with serving(folder / "two.log", *flags(ranked), *load.split(), model="tiny") as server:
         for line in WITH_SERVER:
-            run(line.format(url=server.url), folder, environment)
+            run(line.format(url=server.url, log="events.jsonl"), folder, environment)
     assert json.loads((folder / "load.json").read_text())["failed"] == 0
     for line in OTHERS:
         assert run(line.format(log="events.jsonl"), folder, environment)
+    assert json.loads((folder / "costs.json").read_text())
+
+
+@pytest.mark.rare
+def test_a_server_of_tenants(folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    key = run("tenants add tenants.yaml search --key new", folder, environment).split()[0]
+    with serving(folder / "three.log", *flags(SHARED_SERVER), model="tiny") as server:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+    home = {**environment, "XDG_STATE_HOME": f"{folder / 'three.log'}-state"}
+    ledger = folder / "three.log-state" / "penstock" / f"port-{server.port}"
+    said = {
+        line: run(line.format(port=server.port, ledger=ledger / "ledger.sqlite3"), folder, home) for line in OF_TENANTS
+    }
+    assert all("search" in said[line] for line in OF_TENANTS[:-2]), said
+    assert "is intact" in said[OF_TENANTS[-1]]
+
+
+@pytest.mark.rare
+def test_a_server_of_a_repository(folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with serving(folder / "four.log", *flags(REPOSITORY_SERVER), model=None) as server:
+        assert all("ours" in run(line.format(url=server.url), folder, environment) for line in OF_REPOSITORY)
+
+
+@pytest.mark.rare
+def test_a_fleet(folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with serving(folder / "five.log", *flags(REPLICATED_SERVER), model="tiny") as server:
+        assert server.get("/v1/models").json()["data"]
+    command = [sys.executable, "-m", "penstock", *ENGINE_HOST.split()]
+    with (folder / "engine.log").open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment)
+    try:
+        engine = EngineHostProcess(process, folder / "engine.log").address
+        front, port = FRONT.format(engine=engine), free_port()
+        with subprocess.Popen(
+            [sys.executable, "-m", "penstock", *front.split(), "--port", str(port)], env=environment
+        ) as server:
+            try:
+                wait_for(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200, PATIENCE, "the front to be ready")
+            finally:
+                server.terminate()
+        said = [run(line.format(engine=engine), folder, environment) for line in OF_FLEET]
+        assert "ours" in said[0] and "drains" in said[1]
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def listed(server: Server, key: str) -> list[str]:
@@ -177,7 +259,7 @@ def listed(server: Server, key: str) -> list[str]:
 def flags(line: str) -> list[str]:
     """The flags of a line of `penstock serve` without its port, which must be free, and its model."""
     words = line.split()[1:]
-    for flag, count in (("--port", 2), ("--model", 2), (HUB_MODEL, 1)):
+    for flag, count in (("--port", 2), ("--model", 2), (HUB_MODEL, 1), ("tiny", 1)):
         if flag in words:
             del words[words.index(flag) : words.index(flag) + count]
     return words

@@ -95,7 +95,10 @@ def _compare(
     from penstock.cli.bench.against import check_pair, compare  # imports torch
     from penstock.cli.models.quantize import CHECKED, class_windows
 
-    other = find_model(options.against, {})
+    try:
+        other = find_model(options.against, {})
+    except ValueError as error:
+        raise ValueError(f"--against: {error}") from None
     check_pair(found, other)
     tokenizer, length = Tokenizer.load(found.path), options.window_tokens or WINDOW_TOKENS
     if given:

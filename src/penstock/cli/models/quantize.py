@@ -93,7 +93,7 @@ def _check(options: QuantizeOptions, out: str) -> None:
     fits = FORMATS_OF.get(kind, FORMATS[:2])
     if options.format not in (None, *fits):
         raise CannotQuantizeTo(
-            f"--format {options.format} does not hold --scheme {options.scheme}: use --format {fits[0]}"
+            f"--format {options.format or repr('')} does not hold --scheme {options.scheme}: use --format {fits[0]}"
         )
     group = options.group
     if group and (group % 16 or not 16 <= group <= 256):
@@ -120,6 +120,8 @@ def _target(options: QuantizeOptions, dtype: torch.dtype) -> CheckpointTarget:
 
 
 def _check_out(out: str, block_type: str) -> None:
+    if not out:
+        raise CannotQuantizeTo("OUT is '': it is empty; name a folder, or a file that ends in .gguf")
     path = Path(out)
     if block_type and not is_gguf(path):
         raise CannotQuantizeTo(
@@ -194,7 +196,9 @@ def calibration_windows(tokenizer: Tokenizer, spec: ModelSpec, options: Quantize
     try:
         text = Path(options.calibration).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CannotQuantizeTo(f"--calibration {options.calibration} is not a file of UTF-8 text: {error}") from None
+        raise CannotQuantizeTo(
+            f"--calibration {options.calibration} is not a file of UTF-8 text: {error}; name a text file"
+        ) from None
     windows = cut_windows(tokenizer, text, window_length(spec), options.windows)
     if not windows:
         raise CannotQuantizeTo(

@@ -69,8 +69,8 @@ def _repository(
     from penstock.cli.operate.repository import RepositoryServer
 
     if what not in ("status", "load", "unload"):
-        raise ValueError(f"penstock repository {what}: give status, load or unload")
-    if (name is None) != (what == "status"):
+        raise ValueError(f"WHAT is {what!r}: give status, load or unload")
+    if (not name) != (what == "status"):
         raise ValueError(f"penstock repository {what} takes {'no name' if what == 'status' else 'the name of a model'}")
     server = RepositoryServer(url, key)
     if name is None:

@@ -24,7 +24,10 @@ class RepositoryServer:
 
     def __init__(self, url: str, key: str | None) -> None:
         """Raises ValueError."""
-        self._address = server_url(url)
+        try:
+            self._address = server_url(url)
+        except ValueError as error:
+            raise ValueError(f"--url: {error}") from None
         self._key = checked_flag("--key", key)
 
     def change(self, name: str, what: str, *, dependents: bool = False) -> None:
@@ -65,7 +68,7 @@ class RepositoryServer:
         except urllib.error.HTTPError as error:
             sys.exit(f"penstock: {_refusal(error, self._address)}")
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise NoServer(no_answer(self._address, error)) from None
+            raise NoServer(f"--url: {no_answer(self._address, error)}") from None
         return json.loads(text) if text else None
 
 

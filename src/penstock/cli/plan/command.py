@@ -16,6 +16,7 @@ from penstock.cli.output import write_file
 from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
+from penstock.cli.serving.shares import language_models
 from penstock.config import DoesNotFit, Hardware, ModelFacts, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
@@ -40,6 +41,8 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
     resolved = _resolve(found, machine, devices, options, console)
     if hardware is None:
         check_start(found, resolved, machine, weights=not _has_only_config(found.path))
+        if resolved.server.repository:
+            language_models(Path(resolved.server.repository))
         found.generation_defaults()
         Tokenizer.load(found.path)
     elif not devices.shared and len(resolved.ranks) > devices.count:

@@ -26,8 +26,12 @@ def plan_fleet(
     Raises ValueError for a device or model that is not known, and if no fleet serves the demand.
     """
     check_file("--json", json_file)
-    prices = load_prices(Path(prices_file) if prices_file else BOOK)
-    names = [find_device(name).name for name in devices] or [name for name in prices.devices if find_device(name)]
+    prices = load_prices(BOOK if prices_file is None else Path(prices_file))
+    try:
+        names = [find_device(name).name for name in devices]
+    except ValueError as error:
+        raise ValueError(f"--device: {error}") from None
+    names = names or [name for name in prices.devices if find_device(name)]
     with reporting("searching fleets") as say:
         found = search(demand, prices, names)
         for place, candidate in enumerate(found[:verified]):

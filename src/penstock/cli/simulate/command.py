@@ -53,7 +53,7 @@ def simulate(
     file = load_scenario(name, changes)
     if trace is not None:
         file = _with_trace(file, Path(trace))
-    prices = load_prices(Path(price_file) if price_file else BOOK)
+    prices = load_prices(BOOK if price_file is None else Path(price_file))
     results = {variant: run(scenario, prices, file.folder, variant) for variant, scenario in file.variants.items()}
     figures = {variant: result["figures"] for variant, result in results.items()}
     verdicts = [judge(claim, figures) for claim in file.claims]
@@ -136,6 +136,8 @@ def _with_trace(file: ScenarioFile, trace: Path) -> ScenarioFile:
         }
         if not traffic:
             raise ValueError(f"--trace {str(trace)!r}: the scenario {file.name} has no trace to replace")
+        if trace.is_dir() or not trace.exists():
+            raise ValueError(f"--trace {str(trace)!r} cannot be read: there is no such file; name another one")
         variants[name] = msgspec.structs.replace(scenario, traffic={**scenario.traffic, **traffic})
     return msgspec.structs.replace(file, variants=variants)
 

@@ -37,7 +37,8 @@ def _simulate(
     show: Annotated[bool, typer.Option("--show", help="Print the scenario's file, to begin an own one with.")] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Another seed.")] = None,
     duration: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.001, max=1e7, help="Another duration of the traffic.")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, max=10_000_000, help="Another duration of the traffic."),
     ] = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE", help="Recorded traffic in place of the scenario's traces.")

@@ -11,6 +11,9 @@ def verify(file: str, heads: str | None, key_file: str | None, ledger: str | Non
     """Prints what the log has, and the first thing that is wrong. Returns the exit status. Raises ValueError."""
     if heads is not None and key_file is None:
         raise ValueError("--heads are signed: also give the secret with --key-file")
+    for flag, name in (("FILE", file), ("--heads", heads), ("--key-file", key_file), ("--ledger", ledger)):
+        if name is not None and (Path(name).is_dir() or not Path(name).exists()):
+            raise ValueError(f"{flag} {name!r} cannot be read: there is no such file; name another one")
     try:
         key = b"" if key_file is None else Path(key_file).read_bytes().strip()
         with reporting("reading the log"):
@@ -22,7 +25,7 @@ def verify(file: str, heads: str | None, key_file: str | None, ledger: str | Non
         try:
             wrong = compare_with_ledger(report, sqlite3.connect(f"file:{Path(ledger).resolve()}?mode=ro", uri=True))
         except sqlite3.Error as error:
-            raise ValueError(f"--ledger {ledger} cannot be read: {error}") from None
+            raise ValueError(f"--ledger {ledger} cannot be read: {error}; name another file") from None
     if wrong:
         print(wrong)
         return 1

@@ -14,7 +14,7 @@ TENANT = typer.Argument(metavar="TENANT", help="A tenant's name.")
 KEY = typer.Option("--key", metavar="NAME", help="The key's name, shown in logs and in the ledger.")
 DAYS = typer.Option(metavar="N", min=1, max=36500, help="Days for which the key is valid. Default: no end.")
 LEDGER = typer.Option(metavar="FILE", help="The ledger. Default: that of the server on --port.")
-PORT = typer.Option(metavar="N", help="The port of the server whose ledger it is.")
+PORT = typer.Option(metavar="N", min=0, max=65535, help="The port of the server whose ledger it is.")
 SINCE = typer.Option(metavar="DAY", help="The first day, such as 2026-11-01, in UTC. Default: all.")
 UNTIL = typer.Option(metavar="DAY", help="The last day. Default: today.")
 ONLY = typer.Option("--tenant", metavar="NAME", help="Only this tenant.")
@@ -90,7 +90,7 @@ def _summary(
     ] = "tenant",
     since: Annotated[str | None, SINCE] = None,
     until: Annotated[str | None, UNTIL] = None,
-    tenant: Annotated[str, ONLY] = "",
+    tenant: Annotated[str | None, ONLY] = None,
     ledger: Annotated[str | None, LEDGER] = None,
     port: Annotated[int, PORT] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -104,7 +104,7 @@ def _export(
     *,
     since: Annotated[str | None, SINCE] = None,
     until: Annotated[str | None, UNTIL] = None,
-    tenant: Annotated[str, ONLY] = "",
+    tenant: Annotated[str | None, ONLY] = None,
     form: Annotated[str, typer.Option("--format", metavar="NAME", help="csv or jsonl.")] = "csv",
     ledger: Annotated[str | None, LEDGER] = None,
     port: Annotated[int, PORT] = 8000,
@@ -132,7 +132,7 @@ def _verify(
 
 def _logs(
     *,
-    tenant: Annotated[str, ONLY] = "",
+    tenant: Annotated[str | None, ONLY] = None,
     slow: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Only requests that took as long, or longer.")
     ] = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.cli.models.table import print_table
 from penstock.config.state import state_home
+from penstock.config.tenants.file import NAME
 from penstock.frontend.tenants.ledger import FIELDS, FILE, GROUPS, SUMMED, rows_of, summary
 from penstock.frontend.tenants.quotas import NANO
 
@@ -17,13 +18,14 @@ _SHOWN = ("requests", "prompt", "cached", "output", "computed", "step_ms", "nano
 
 
 def show_summary(
-    by: str, since: str | None, until: str | None, tenant: str, ledger: str | None, port: int, *, as_json: bool
+    by: str, since: str | None, until: str | None, tenant: str | None, ledger: str | None, port: int, *, as_json: bool
 ) -> None:
     """Prints a row for each group. Raises ValueError."""
     groups = [name.strip() for name in by.split(",")]
     if unknown := [name for name in groups if name not in GROUPS]:
         raise ValueError(f"--by is {by!r}: there is no {unknown[0]!r}; give names of {', '.join(GROUPS)}")
-    rows = summary(open_for_reading(ledger, port), groups, *interval(since, until), tenant)
+    times, only = interval(since, until), one_tenant(tenant)
+    rows = summary(open_for_reading(ledger, port), groups, *times, only or "")
     found = [dict(zip((*groups, *SUMMED), row, strict=True)) for row in rows]
     if as_json:
         print(json.dumps(found))
@@ -41,12 +43,13 @@ def show_summary(
     print_table(table)
 
 
-def export(since: str | None, until: str | None, tenant: str, form: str, ledger: str | None, port: int) -> None:
+def export(since: str | None, until: str | None, tenant: str | None, form: str, ledger: str | None, port: int) -> None:
     """Prints the requests to standard output. Raises ValueError."""
     if form not in ("csv", "jsonl"):
         raise ValueError(f"--format is {form!r}: give csv or jsonl")
-    where: dict[str, object] = {"tenant = ?": tenant} if tenant else {}
-    rows = rows_of(open_for_reading(ledger, port), *interval(since, until), where)
+    times, only = interval(since, until), one_tenant(tenant)
+    where: dict[str, object] = {} if only is None else {"tenant = ?": only}
+    rows = rows_of(open_for_reading(ledger, port), *times, where)
     if form == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerow(FIELDS)
@@ -58,6 +61,8 @@ def export(since: str | None, until: str | None, tenant: str, form: str, ledger:
 
 def open_for_reading(ledger: str | None, port: int) -> sqlite3.Connection:
     """Returns a connection to a ledger, by default to that of the server on a port. Raises ValueError."""
+    if ledger == "":
+        raise ValueError("--ledger is '': it is empty; name a file, or leave it out")
     path = Path(ledger) if ledger else state_home(os.environ) / "penstock" / f"port-{port}" / FILE
     if path.is_dir():
         path /= FILE
@@ -67,8 +72,15 @@ def open_for_reading(ledger: str | None, port: int) -> sqlite3.Connection:
         connection = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=30)
         connection.execute("SELECT COUNT(*) FROM requests WHERE began < 0")
     except sqlite3.Error as error:
-        raise ValueError(f"{path} is no ledger that can be read: {error}") from None
+        raise ValueError(f"{path} is no ledger that can be read: {error}; name one with --ledger") from None
     return connection
+
+
+def one_tenant(tenant: str | None) -> str | None:
+    """Returns the tenant of --tenant. Raises ValueError for what is no name."""
+    if tenant is not None and not NAME.fullmatch(tenant):
+        raise ValueError(f"--tenant is {tenant!r}: give a tenant's name, or leave it out for all")
+    return tenant
 
 
 def interval(since: str | None, until: str | None) -> tuple[float, float]:

@@ -4,17 +4,17 @@ import datetime
 import json
 
 from penstock.cli.models.table import print_table, printable
-from penstock.cli.tenants.ledger import interval, open_for_reading
+from penstock.cli.tenants.ledger import interval, one_tenant, open_for_reading
 from penstock.frontend.tenants.ledger import FIELDS, rows_of
 
 
 def show_logs(
-    tenant: str, slow: float | None, last: int, ledger: str | None, port: int, *, errors: bool, as_json: bool
+    tenant: str | None, slow: float | None, last: int, ledger: str | None, port: int, *, errors: bool, as_json: bool
 ) -> None:
     """Prints the last requests of a ledger that fit. Raises ValueError if there is no ledger."""
     where: dict[str, object] = {}
-    if tenant:
-        where["tenant = ?"] = tenant
+    if (only := one_tenant(tenant)) is not None:
+        where["tenant = ?"] = only
     if slow is not None:
         where["total_ms >= ?"] = 1000 * slow
     if errors:

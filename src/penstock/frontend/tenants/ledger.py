@@ -107,7 +107,7 @@ class Ledger:
 
     def _run(self) -> None:
         rows: list[LedgerRow] = []
-        connection: sqlite3.Connection | None = None
+        connection = self._open_early()
         while True:
             last = self._gather(rows)
             while rows:
@@ -129,6 +129,16 @@ class Ledger:
                 if connection is not None:
                     connection.close()
                 return
+
+    def _open_early(self) -> sqlite3.Connection | None:
+        """Open the ledger before the first row, so that there is one to read. None: the first row tries again."""
+        try:
+            connection = open_ledger(self.path)
+            _expire(connection, self._days)
+        except (sqlite3.Error, OSError) as error:
+            _log.error("the ledger cannot be opened: %s: %s", self.path, error)
+            return None
+        return connection
 
     def _gather(self, rows: list[LedgerRow]) -> bool:
         """Add the next rows to `rows`. Return True if they are the last ones."""

@@ -32,8 +32,9 @@ def open_office(server: ServerConfig, siblings: Siblings | None) -> TenantOffice
         quotas = RedisQuotas(server.quota_redis)
     records: Records
     if siblings is None:
-        records = LocalRecords(server)
+        # First the counters: the records open the ledger on a thread of theirs, and SQLite cannot set WAL beside that.
         quotas = quotas or LocalQuotas(_quotas_of(server, clock()), clock)
+        records = LocalRecords(server)
     else:
         records = RemoteRecords(siblings.notify, audits=server.audit != "none")
         quotas = quotas or SupervisorQuotas(siblings.ask, siblings.number, clock)

@@ -60,6 +60,10 @@ class Grammars(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """End the threads. Nothing is called after it."""
+        ...
+
 
 @dataclass(slots=True)
 class _MatchedSequence:
@@ -100,6 +104,11 @@ class GrammarRows:
 
     def remove(self, seq: int) -> None:
         self.held.pop(seq, None)
+
+    def close(self) -> None:
+        """Forget the sequences and end the threads."""
+        self.held.clear()
+        self._grammars.close()
 
     def plan(self, work: StepWork) -> tuple[list[GrammarRow], bool]:
         """Returns the rows of a step that sample with a grammar, and whether masks need tokens of an outstanding plan.

@@ -107,11 +107,13 @@ class FittedEngine(msgspec.Struct, frozen=True):
         try:
             lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         except OSError as error:
-            raise ValueError(f"the event log {path} cannot be read: {error.strerror}") from None
+            raise ValueError(
+                f"the event log {path} cannot be read: {error.strerror}; give --fit the file of serve --event-log"
+            ) from None
         events = list(read_events(lines))
         if not events or not isinstance(events[0], Started):
             raise ValueError(
-                f"{path} does not begin with an engine's start: give what penstock serve --event-log wrote"
+                f"{path} does not begin with an engine's start: give --fit what penstock serve --event-log wrote"
             )
         begin = events[0]
         try:

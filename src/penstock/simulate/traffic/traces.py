@@ -36,7 +36,7 @@ def read_trace(path: Path, ids: TokenIds) -> list[TraceRow]:
         with path.open(encoding="utf-8", newline="") as file:
             lines = [line for _, line in zip(range(MAX_ROWS + 1), file, strict=False)]
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the trace {path} cannot be read: {error}") from None
+        raise ValueError(f"the trace {path} cannot be read: {error}; name a file with --trace") from None
     if not lines or len(lines) > MAX_ROWS:
         count = f"more than {MAX_ROWS} lines" if lines else "no line"
         raise ValueError(f"the trace {path} has {count}: give 1 to {MAX_ROWS}")
@@ -50,7 +50,8 @@ def read_trace(path: Path, ids: TokenIds) -> list[TraceRow]:
     try:
         rows = sorted(reader(lines, ids), key=lambda row: row.at)
     except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:
-        raise ValueError(f"the trace {path} is wrong: {error}") from None
+        what = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"the trace {path} is wrong: {what}") from None
     begin = rows[0].at if rows else 0.0
     return [row._replace(at=row.at - begin) for row in rows if row.output > 0 and row.prompt]
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CALL_SECONDS = 0.02  # of processor time, that a call of llguidance may take
 POLL_SECONDS = 0.002  # between two looks at the processor time of a call
 MOST_GIVEN_UP = 16  # threads; beyond this, new sequences with such grammars are refused
+_CLOSE_SECONDS = 1.0  # that `close` waits for calls that run
 _THREADS = "/proc/self/task"
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Lane:
     runs no Python, but for texts that a grammar forces. So it can have the lowest priority without others waiting.
     """
 
-    def __init__(self, tasks: "SimpleQueue[Task]", tokenizer: "LLTokenizer") -> None:
+    def __init__(self, tasks: "SimpleQueue[Task | None]", tokenizer: "LLTokenizer") -> None:
         from llguidance import LLExecutor, LLMatcher
 
         self._tasks = tasks
@@ -80,9 +81,14 @@ class Lane:
             os.sched_setscheduler(self._executor_id, os.SCHED_IDLE, os.sched_param(0))
         return True
 
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
     def _work(self) -> None:
         while not self._left:
             task = self._tasks.get()
+            if task is None:  # the lanes are closed
+                return
             task.copy.calls, task.copy.began = self._calls, self._clock()
             self._task = task
             try:
@@ -93,6 +99,7 @@ class Lane:
             finally:
                 self._task = None
                 task.done.set()
+            del task  # else an idle lane would keep the output, and all that its grammar refers to
 
     def _clock(self) -> float:
         # Linux numbers the clock of a thread's processor time so (CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED).
@@ -116,7 +123,7 @@ class Lanes:
 
     def __init__(self, count: int, tokenizer: "LLTokenizer") -> None:
         self._count, self._tokenizer = count, tokenizer
-        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lanes: list[Lane] = []
         self._given_up: list[Lane] = []  # lanes whose task was given up and still runs
 
@@ -138,3 +145,12 @@ class Lanes:
                 self._lanes.remove(lane)
                 self._given_up.append(lane)
                 self._lanes.append(Lane(self._tasks, self._tokenizer))
+
+    def close(self) -> None:
+        """Ends the threads. One whose call takes too long ends when the call returns."""
+        lanes, self._lanes = self._lanes, []
+        for _ in lanes:
+            self._tasks.put(None)
+        end = time.monotonic() + _CLOSE_SECONDS
+        for lane in lanes:
+            lane.join(max(end - time.monotonic(), 0))

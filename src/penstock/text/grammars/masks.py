@@ -41,6 +41,9 @@ class MaskThreads:
             each.result()
         self._compute((job for job in jobs if isinstance(job.grammar, GuardedCopy)), words)
 
+    def close(self) -> None:
+        self._pool.shutdown()
+
     @staticmethod
     def _compute(left: Iterator[MaskJob], words: NDArray[np.int32]) -> None:
         size = words.shape[1] * words.itemsize

@@ -235,6 +235,12 @@ class GrammarMatchers:
         for line, step in forced:
             words[line] = _mask(words.shape[1], step, other=0)
 
+    def close(self) -> None:
+        self._compiler.shutdown(cancel_futures=True)
+        self._masks.close()
+        if self._lanes is not None:
+            self._lanes.close()
+
     def _future(self, grammar: Grammar) -> "Future[_PreparedGrammar]":
         """Returns the compiled grammar, which may not be done yet. Starts to compile a new one."""
         grammar = replace(grammar, thinking=None) if grammar.thinking is not None else grammar
