@@ -6,6 +6,7 @@ import torch
 from penstock.quantize.formats.blocks import Blocks
 from penstock.quantize.formats.grid import CodeFormat
 from penstock.quantize.formats.integers import Integers
+from penstock.quantize.job import METHODS
 from penstock.quantize.moments import Moments
 from penstock.quantize.rounding import gptq, quantize, rounded
 from penstock.quantize.scaling import awq_scales
@@ -86,6 +87,14 @@ def test_the_method_with_the_least_error_is_taken() -> None:
     held = inputs(500, 128, 2)
     expected = ((weights - each["mse"].weight.values) @ held.T).square().sum() / (weights @ held.T).square().sum()
     assert each["mse"].error == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_rounding_to_nearest_searches_no_grid() -> None:
+    weights, fmt = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)), Integers(4, 32, False, torch.float32)
+    nearest, searched = (quantize(weights, fmt, METHODS[name][0], None) for name in ("rtn", "mse"))
+    assert (nearest.method, searched.method) == ("rtn", "mse")
+    assert torch.equal(nearest.weight.values, rounded(weights, fmt, None, search=False).values)
+    assert (searched.weight.values - weights).square().sum() < (nearest.weight.values - weights).square().sum()
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

@@ -27,7 +27,7 @@ def quantize(weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moment
     if not torch.isfinite(weights).all():
         raise ValueError("it has weights that are not finite")
     if moments is None or not moments.tokens:
-        search = methods != ["rtn"]
+        search = any(method != "rtn" for method in methods)
         return ChosenCodes(rounded(weights, fmt, None, search=search), "mse" if search else "rtn", float("nan"))
     scale = moments.error(weights) or 1.0
     found = []
