@@ -111,14 +111,15 @@ async def test_engines_that_end_or_stop_cost_no_token(hosts: list[EngineHostProc
     """The process that computes: it is killed, or it stops in the middle of a step and accepts requests."""
     async with front(",".join(host.address for host in hosts)) as fleet:
         await joined(fleet, 2)
-        expected = await undisturbed(fleet, 20)
+        # Long enough that the engine still computes when the fault comes, however late this process reads.
+        expected = await undisturbed(fleet, 20, 300)
         for number, (fault, moment) in enumerate(((signal.SIGKILL, 0.2), (signal.SIGSTOP, 0.6), (signal.SIGKILL, 0.5))):
             host = hosts[number % 2]
 
             async def harm(host: EngineHostProcess = host, fault: signal.Signals = fault) -> None:
                 os.kill(host.engine_pid, fault)
 
-            got, gap = await disturbed(fleet, 20, moment, harm)
+            got, gap = await disturbed(fleet, 20, moment, harm, 300)
             assert got == expected
             assert gap < 12.0
             if fault is signal.SIGSTOP:
