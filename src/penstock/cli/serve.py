@@ -64,10 +64,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         if given.settings.engines:
             from penstock.cli.serving.front import serve_front
 
-            grpc = None if grpc_sock is None else _address(grpc_sock)
-            if grpc_sock is not None:
-                grpc_sock.close()  # gRPC makes its own socket
-            serve_front(given, sock, grpc)
+            serve_front(given, sock, _freed(grpc_sock))
             return
         prepared = _prepared(given)
         if alone:
@@ -200,10 +197,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     served = served_model(prepared.answers, client, tokenizer, costs, loaded.texts)
     server = prepared.resolved.server
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
-    grpc = None
-    if start.grpc_sock is not None:
-        grpc = _address(start.grpc_sock)
-        start.grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+    grpc = _freed(start.grpc_sock)
     if server.replicas > 1:
         from penstock.cli.serving.replicas import add_series
 
@@ -277,10 +271,7 @@ async def _repository_main(
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     tls = check_tls(server)
     repository = ServedRepository(server, flags, metrics, None)
-    grpc = None
-    if grpc_sock is not None:
-        grpc = _address(grpc_sock)
-        grpc_sock.close()  # it kept the port until now; gRPC makes its own socket
+    grpc = _freed(grpc_sock)
 
     def ready() -> None:
         url = url_of(sock, tls=tls is not None)
@@ -354,6 +345,14 @@ def _address(sock: socket.socket) -> tuple[str, int]:
     """The host and port of a socket, as gRPC writes them."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]" if sock.family == socket.AF_INET6 else host, port
+
+
+def _freed(sock: socket.socket | None) -> tuple[str, int] | None:
+    """The address of a socket that kept the port for gRPC, which makes its own: this one is closed."""
+    if sock is None:
+        return None
+    with sock:
+        return _address(sock)
 
 
 async def _sleep_when_unused(serving: "Serving", seconds: float | None) -> None:

@@ -19,7 +19,7 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
 from penstock.declared.settings import DEFAULTS as CONSTANTS
-from penstock.declared.settings import ENGINE, SERVER, SETTINGS
+from penstock.declared.settings import ENGINE, SETTINGS
 
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
@@ -78,9 +78,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
 
 def resolve_server(given: Given) -> ServerConfig:
     """Choose the settings of a server without a model of its own, which has a repository. Raises ConfigError."""
-    values: dict[str, Any] = {setting.name: setting.default for rows in SERVER.values() for setting in rows}
-    values.update((name, value) for name, value in _given_values(given).items() if value is not None)
-    sources = {**dict.fromkeys(values, "default"), **given.sources}
+    values, sources = _server_values(given)
     _check_server(values, sources)
     return _server(values, "", ())
 
@@ -88,8 +86,7 @@ def resolve_server(given: Given) -> ServerConfig:
 def resolve_front(given: Given, model: str) -> ServerConfig:
     """Return the settings of a server whose engines are elsewhere. `model` is the name of their model. Raises
     ConfigError, also for a setting that is an engine's."""
-    values = {**CONSTANTS, **_given_values(given)}
-    sources = {name: given.sources.get(name, "default") for name in values}
+    values, sources = _server_values(given)
     for name in (*(row.name for rows in ENGINE.values() for row in rows), *_OF_ENGINES, "model"):
         if name in given.sources:
             raise ConfigError(
@@ -105,6 +102,12 @@ def resolve_front(given: Given, model: str) -> ServerConfig:
     _check_server(values, sources)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     return _server(values, name, aliases)
+
+
+def _server_values(given: Given) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a server without a model, and their sources."""
+    values = {**CONSTANTS, **{name: value for name, value in _given_values(given).items() if value is not None}}
+    return values, {name: given.sources.get(name, "default") for name in values}
 
 
 def _given_values(given: Given) -> dict[str, Any]:
@@ -189,11 +192,12 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
 
 
 def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    if values["repository"] and values["api_processes"] > 1:
-        raise ConfigError(
-            f"--repository ({sources['repository']}) works with one API process, and --api-processes "
-            f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
-        )
+    for name in ("repository", "manage_models"):
+        if values[name] and values["api_processes"] > 1:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "
+                f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
+            )
     if values["load_model"] and not values["repository"]:
         raise ConfigError(
             f"--load-model ({sources['load_model']}) is {values['load_model'][0]!r}, but there is no --repository; "
@@ -203,11 +207,6 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
             "kserve, whose service it is; add kserve, or leave out --grpc-port"
-        )
-    if values["manage_models"] and values["api_processes"] > 1:
-        raise ConfigError(
-            f"--manage-models ({sources['manage_models']}) works with one API process, and --api-processes "
-            f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
         )
     if values["tls_key"] and not values["tls_certificate"]:
         raise ConfigError(

@@ -14,7 +14,7 @@ from penstock.cli.serving.report import log
 
 if TYPE_CHECKING:
     from penstock.cluster.members import Addresses
-    from penstock.config import Given
+    from penstock.config import Given, ServerConfig
 
 FIRST_SECONDS = 600.0  # for the first engine to be ready
 
@@ -39,7 +39,7 @@ def serve_front(given: "Given", sock: socket.socket, grpc: tuple[str, int] | Non
     dropped_lines = configure_logging(server.log_level, server.log_format)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        uvloop.run(_main(given, sock, grpc, addresses, tls, dropped_lines))
+        uvloop.run(_main(given, server, sock, grpc, addresses, tls, dropped_lines))
     except (EngineError, OSError) as error:
         sys.exit(f"penstock: {error}")
 
@@ -57,6 +57,7 @@ def engines_tls(authority: str) -> ssl.SSLContext | None:
 
 async def _main(
     given: "Given",
+    settings: "ServerConfig",
     sock: socket.socket,
     grpc: tuple[str, int] | None,
     addresses: "Addresses",
@@ -82,7 +83,7 @@ async def _main(
     from penstock.prepare.described import store
     from penstock.prepare.served import served_model
 
-    began, settings = time.monotonic(), resolve_front(given, "penstock")
+    began = time.monotonic()
     front = f"{socket.gethostname()}:{sock.getsockname()[1]}"
     fleet = FleetClient(ROUTES[settings.route], clock=time.monotonic, move_anywhere=settings.move_anywhere)
     members = Members(fleet, addresses, lambda address: connect_engine(address, settings.fleet_key, tls, front=front))

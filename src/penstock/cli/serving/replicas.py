@@ -5,8 +5,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from penstock.cli.serving.shares import machine_share
 from penstock.cluster.client import FleetClient
 from penstock.cluster.route import ROUTES
 from penstock.config import ConfigError, Hardware
@@ -31,9 +30,7 @@ def share_of(hardware: Hardware, replicas: int) -> Hardware:
             f"--replicas is {replicas}, but this process may use {hardware.cores} cores: set --replicas "
             f"{hardware.cores} or less"
         )
-    return msgspec.structs.replace(
-        hardware, cores=hardware.cores // replicas, memory_available=hardware.memory_available // replicas
-    )
+    return machine_share(hardware, replicas)
 
 
 def processors_of(replicas: int) -> list[list[int]]:
