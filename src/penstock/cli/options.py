@@ -35,7 +35,7 @@ def _flags(table: Mapping[str, Sequence[Setting]]) -> Flags:
 _FILE = typer.Option(metavar="FILE", help="YAML file with settings, named like these flags.")
 ENGINE: Flags = {"config": Annotated[str | None, _FILE], **_flags(settings.ENGINE)}
 SERVER: Flags = _flags(settings.SERVER)
-# Of an engine whose fronts speak HTTP elsewhere.
+# The flags of penstock engine, which has no HTTP server.
 ENGINE_HOST: Flags = {
     **_flags({name: settings.SERVER[name] for name in ("Model", "Logs and traces")}),
     **{

@@ -79,7 +79,7 @@ class FleetClient:
 
     @property
     def info(self) -> EngineInfo:
-        """What holds for all engines that are ready, or were last. Raises EngineError before the first has joined."""
+        """Facts and limits of the engines that are ready, or were last. Raises EngineError before one has joined."""
         if self._info is None:
             raise EngineError("no engine of the fleet has been ready yet")
         return self._info

@@ -46,7 +46,7 @@ def total_answer(answers: Sequence[ControlAnswer]) -> ControlAnswer:
 
 
 class FleetQueue:
-    """What waits in all engines; a messages.Queue. A request is refused only if every engine would refuse it."""
+    """A messages.Queue: the requests that wait in all engines together. One is refused only if every engine would."""
 
     def __init__(self, replicas: "dict[str, Replica]") -> None:
         self._replicas = replicas

@@ -39,7 +39,7 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
 
 
 def _weights(prepared: PreparedModel) -> Finding:
-    """What the weights are in memory."""
+    """The types of the weights in memory."""
     facts, engine = prepared.facts, prepared.resolved.engine
     size = weights_bytes(facts, engine)
     kept = stored_as(engine, facts.isa, [matrix.stored for matrix in facts.matrices if not matrix.router])
