@@ -60,7 +60,7 @@ def test_a_few_requests_are_bought_and_many_are_served() -> None:
     [
         ({"rate": 0}, "--rate is 0"),
         ({"ttft": -1}, "--ttft is -1"),
-        ({"cached": 1}, "--cached 1"),
+        ({"cached": 1}, "--cached is 1"),
         ({"model": "gpt-9"}, "the model 'gpt-9' is not known"),
         ({"prompt": 200_000}, "exceed the 131072 tokens"),
         ({"tpot": 0.0001}, "no fleet of L4 serves .*: allow longer times"),
