@@ -89,10 +89,12 @@ def serving(
     ready_within: float = 2 * PATIENCE,
     context: ssl.SSLContext | None = None,
     command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
+    port: int | None = None,
 ) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
-    over TLS. `command` is for a server with faults. Without `model`, the flags say which it is."""
-    port = free_port()
+    over TLS. `command` is for a server with faults. Without `model`, the flags say which it is. Without `port`, the
+    server gets a free one."""
+    port = port or free_port()
     command = [*command, *([] if model is None else [model])]
     # What an earlier server on this port has stored is not for this one.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": f"{log}-state"}

@@ -27,6 +27,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.simulate import VOCABULARY, SimulatedExecutor, VirtualClock
 from tests.engine.simulated import BAD_SEED, Answer, expected
+from tests.schedule.invariants import check_scheduler
 from tests.schedule.simulated import request
 
 LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
@@ -109,7 +110,7 @@ class Bench:
 
     def run(self) -> ScriptedChannel:
         assert self.core.run(self.port) == "the script is over"
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         return self.port
 
 
@@ -328,7 +329,7 @@ def test_a_failed_allocation_ends_the_request_that_needed_most(
         answer = port.answer(asked)
         assert answer.choices == {choice: expected(asked, choice) for choice in range(asked.n)}
     assert not bench.scheduler.has_work
-    bench.scheduler.check()
+    check_scheduler(bench.scheduler)
 
 
 def test_work_that_is_never_planned_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

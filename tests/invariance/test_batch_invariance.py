@@ -21,6 +21,7 @@ from penstock.runtime.loading.load import load_runner
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.checkpoints import tiny_model, write_tiny_checkpoint
 from tests.runtime.sampling.sampler_oracle import is_close
+from tests.schedule.invariants import check_scheduler
 
 SEEDS = 100
 OUTPUT = 20
@@ -113,7 +114,7 @@ class Machine:
                     if size:
                         rows = [delta.logprobs[i : i + size] for i in range(0, len(delta.logprobs), size)]
                         self.logprobs[delta.request_id] += rows
-            scheduler.check()
+            check_scheduler(scheduler)
         stats = scheduler.stats()
         self.preemptions, self.cached, self.accepted = stats.preemptions, stats.prefix_hits, stats.accepted_tokens
         runner.close()

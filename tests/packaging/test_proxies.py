@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from penstock.frontend.http.access import ADMIN_PATHS
 from tests.e2e.certificates import Authority
 
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+PROXIES = [
+    pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"apt install {name}"))
+    for name in ("nginx", "haproxy")
+]
 
 
 def recipe(language: str) -> str:
@@ -19,32 +24,32 @@ def recipe(language: str) -> str:
     return str(found)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    chain, key = Authority(tmp_path).sign(1)
-    (tmp_path / "llm.pem").write_bytes(chain + key)
-    (tmp_path / "llm.key").write_bytes(key)
-    return tmp_path
+def configured(
+    name: str, folder: Path, authority: Authority, port: int, ports: Sequence[int], grpc_ports: Sequence[int]
+) -> list[str]:
+    """Writes a proxy's recipe into a folder, with these ports, and a certificate. Returns the command of the proxy."""
+    chain, key = authority.sign(1)
+    (folder / "llm.pem").write_bytes(chain + key)
+    (folder / "llm.key").write_bytes(key)
+    text = recipe(name).replace(f"/etc/{name}/", f"{folder}/")
+    text = text.replace("listen 443", f"listen 127.0.0.1:{port}").replace("bind :443", f"bind 127.0.0.1:{port}")
+    for given, used in zip((8000, 8001, 9000, 9001), (*ports, *grpc_ports), strict=True):
+        text = re.sub(rf"\b{given}\b", str(used), text)
+    if name == "nginx":
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        paths = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+        head = f"user root; daemon off; pid {folder}/pid; error_log stderr; events {{}}"
+        text = f"{head}\nhttp {{ access_log off; {paths}\n{text} }}"
+    file = folder / f"{name}.conf"
+    file.write_text(text)
+    return [name, "-p", str(folder), "-c", str(file)] if name == "nginx" else [name, "-db", "-f", str(file)]
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_nginx_accepts_its_recipe(certificate: Path) -> None:
-    text = recipe("nginx").replace("/etc/nginx/", f"{certificate}/").replace("listen 443", "listen 127.0.0.1:18443")
-    temporary = "".join(
-        f"{kind}_temp_path {certificate}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    (certificate / "nginx.conf").write_text(
-        f"pid {certificate}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {temporary}\n{text} }}"
-    )
-    command = ["nginx", "-t", "-q", "-p", str(certificate), "-c", str(certificate / "nginx.conf")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="HAProxy is not installed")
-def test_haproxy_accepts_its_recipe(certificate: Path) -> None:
-    (certificate / "haproxy.cfg").write_text(recipe("haproxy").replace("/etc/haproxy/", f"{certificate}/"))
-    done = subprocess.run(["haproxy", "-c", "-f", str(certificate / "haproxy.cfg")], capture_output=True, text=True)
+@pytest.mark.parametrize("name", PROXIES)
+def test_the_proxy_accepts_its_recipe(name: str, tmp_path: Path) -> None:
+    command = configured(name, tmp_path, Authority(tmp_path), 18443, (8000, 8001), (9000, 9001))
+    checked = [*command, "-t", "-q"] if name == "nginx" else [*command, "-c"]
+    done = subprocess.run(checked, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
 

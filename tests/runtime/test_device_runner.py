@@ -22,6 +22,7 @@ from penstock.messages import (
 from penstock.runtime.runner import ModelRunner
 from tests.invariance.test_batch_invariance import renamed, requests
 from tests.models.serving import Server, make_device_runner, make_runner
+from tests.schedule.invariants import check_scheduler
 
 Checkpoint = Callable[..., Path]
 
@@ -107,7 +108,7 @@ def test_tokens_are_those_of_one_plan_at_a_time(
         again = renamed(asked, "again-")
         assert_same(two.run(again), one.run(again))
         assert two.scheduler.stats().prefix_hits > 0
-    two.scheduler.check()
+    check_scheduler(two.scheduler)
 
 
 def test_a_stop_is_seen_one_step_late_and_its_token_dropped(tiny_checkpoint: Checkpoint) -> None:
@@ -157,7 +158,7 @@ def test_an_abort_with_plans_outstanding_touches_nobody_else(when: int, tiny_che
     assert got.pop(("2", 0)).reason == "abort"
     del expected["2", 0]
     assert got == expected
-    server.scheduler.check()
+    check_scheduler(server.scheduler)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -187,7 +188,7 @@ def test_tokens_are_a_requests_own_whatever_happens(seed: int, tiny_checkpoint: 
             ended.update(delta.request_id for delta in gone)
             deltas += [replace(delta, offset=0) for delta in gone]
         deltas += server.step() or []
-        server.scheduler.check()
+        check_scheduler(server.scheduler)
     assert ended
     for (name, choice), answer in answers(deltas).items():
         own = alone[name, choice].tokens

@@ -19,6 +19,7 @@ from tests.invariance.test_speculation import asked
 from tests.models.serving import Server, make_device_runner
 from tests.runtime.byte_tokens import grammars
 from tests.runtime.mirror_device import MirrorAttention
+from tests.schedule.invariants import check_scheduler
 
 Checkpoint = Callable[..., Path]
 MOST = 8  # drafts of a step
@@ -78,7 +79,7 @@ def serve(server: Server, wanted: list[GenerateRequest], stops: Stops) -> Output
                 kept = pairs.index(stops[name])
                 server.scheduler.finish(name, 0, "stop", kept, 0.0)
                 found[name] = Output(had.tokens[:kept], "stop", scores[:kept])
-    server.scheduler.check()
+    check_scheduler(server.scheduler)
     return found
 
 

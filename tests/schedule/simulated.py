@@ -17,6 +17,7 @@ from penstock.messages import (
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
 from penstock.schedule.policy import Policy
 from penstock.simulate import VOCABULARY, SimulatedExecutor, logprob_row, mix, prefix_hashes, sample
+from tests.schedule.invariants import check_scheduler
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Simulation:
         """Plan and submit. Fails where there is work, nothing is outstanding and yet nothing is planned."""
         self.dropped += [name for name, _ in self.scheduler.drop_late(self.now)]
         plan = self.scheduler.plan(self.now)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         if plan is None:
             assert self.outstanding or not self.scheduler.has_work, "no progress"
             return None
@@ -95,7 +96,7 @@ class Simulation:
         """The newest plan has failed for lack of memory."""
         self.executor.recover(MemoryError())
         deltas = self.scheduler.start_over("no memory", self.now)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         self._take(deltas)
         return deltas
 
@@ -119,7 +120,7 @@ class Simulation:
         stats = self.scheduler.stats()
         assert stats.running == stats.waiting == 0
         assert set(stats.blocks_held) == {0}
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def check_output(self, request_id: str, choice: int = 0) -> None:
         """The choice has ended with exactly the tokens of no scheduling at all."""
@@ -142,7 +143,7 @@ class Simulation:
             if delta.finish_reason is not None:
                 assert delta.timing is not None
                 output.finish_reason, output.final = delta.finish_reason, delta
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
 
 def request(request_id: str, prompt: Iterable[int] | int = 8, max_tokens: int = 8, **fields: Any) -> GenerateRequest:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.messages import GenerateRequest, SamplingParams, TenantShare, Window
 from penstock.simulate import VOCABULARY, logprob_row, mix
+from tests.schedule.invariants import check_scheduler
 from tests.schedule.policies import AnyOrder
 from tests.schedule.simulated import Simulation, expected_output, simulation
 
@@ -193,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def reset_prefix_cache(self) -> None:
         self.sim.scheduler.reset_prefix_cache()
-        self.sim.scheduler.check()
+        check_scheduler(self.sim.scheduler)
 
     def teardown(self) -> None:
         if not hasattr(self, "sim"):

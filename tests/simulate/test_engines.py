@@ -22,6 +22,7 @@ from penstock.messages import Capacity, GenerateRequest, KVGroup, StepPlan, Toke
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.simulate import VOCABULARY, SimulatedExecutor, VirtualClock, mix
 from tests.engine.simulated import Answer
+from tests.schedule.invariants import check_scheduler
 from tests.schedule.simulated import expected_output, request
 
 ENGINES = 3
@@ -144,7 +145,7 @@ def test_all_requests_get_their_tokens() -> None:
     assert changes > REQUESTS, "the engines run at the same time"
     for scheduler in outcome.schedulers:
         assert not scheduler.has_work
-        scheduler.check()
+        check_scheduler(scheduler)
         assert scheduler.stats().prefix_hits > 0 and scheduler.stats().preemptions > 0
 
 

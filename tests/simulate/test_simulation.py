@@ -19,6 +19,7 @@ from penstock.simulate.prices import PriceBook, load_prices
 from penstock.simulate.records import Outcome
 from penstock.simulate.scenario import Scenario, Targets
 from penstock.simulate.simulation import Simulation
+from tests.schedule.invariants import check_scheduler
 from tests.simulate.virtual import RealWorldRead, virtual_world
 
 PRICES = load_prices()
@@ -132,7 +133,7 @@ def test_requests_blocks_tokens_and_money_are_conserved(block: int) -> None:
         # Blocks: free + held + cached = all, and nothing is held for requests that have ended.
         for replica in simulation.replicas.values():
             if not isinstance(replica.scheduler, BatchScheduler):
-                replica.scheduler.check()
+                check_scheduler(replica.scheduler)
             flying = set(replica.in_flight)
             assert flying <= {each.number for each in outcome.requests if each.status == "open"}
             if not flying and not replica.scheduler.has_work:

@@ -13,7 +13,7 @@ from penstock.weights import hub_listing
 from penstock.weights.hub import HubError, locate_model, pull_model
 from penstock.weights.hub_cache import ModelFolder
 from penstock.weights.hub_listing import ListedFile, check_content
-from penstock.weights.hub_snapshot import HUGGING_FACE, Snapshot
+from penstock.weights.hub_snapshot import Snapshot
 from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, described, serving
 
 EXTRAS = {
@@ -292,9 +292,8 @@ def test_a_slow_hub_is_named(
     assert re.search(rf"{MODEL}: waiting for {hub.url} \(\d+ s\)\n", capsys.readouterr().err)
 
 
-def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Digests become names of files, so that only digests are accepted. Files beyond the limit of HTTP are left to
-    huggingface_hub, and all of them if the user asks for its fastest transfer; but only from Hugging Face's own hub."""
+def test_what_is_not_downloaded(tmp_path: Path) -> None:
+    """Digests become names of files, so that only digests are accepted. Files beyond the limit of HTTP are refused."""
 
     def file(digest: str, size: int = 5) -> ListedFile:
         return ListedFile("x.gguf", size, digest, True, "1" * 40)
@@ -307,12 +306,8 @@ def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for wrong in (file("../../../x"), file(good.digest.upper() + "A"), file(""), file(good.digest, -1), file("0" * 40)):
         with pytest.raises(HubError, match="states neither size nor digest"):
             check_content("a/b", wrong)
-    own = Snapshot("a/b", None, None, (), HUGGING_FACE, tmp_path)
-    assert [own._left_to_library(each) for each in (good, file(good.digest, 60 << 30))] == [False, True]
-    with pytest.raises(HubError, match="64424509440 bytes; the limit of a download from http"):
-        other._left_to_library(file(good.digest, 60 << 30))
-    monkeypatch.setattr("huggingface_hub.constants.HF_XET_HIGH_PERFORMANCE", True)
-    assert own._left_to_library(good) and not other._left_to_library(good)
+    with pytest.raises(HubError, match=r"64424509440 bytes; the limit of a download is .*: run hf download a/b"):
+        other._check_sizes([other._hub_file(file(good.digest, 60 << 30), ModelFolder(tmp_path, "a/b"), commit)])
 
 
 def outside(tmp_path: Path, before: set[Path]) -> set[Path]:

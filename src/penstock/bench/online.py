@@ -1,4 +1,5 @@
-"""Loads a running server over HTTP and measures what its users see. Any server with /v1/completions will do."""
+"""Sends a workload to a running server and measures what its users see. The server needs /v1/models and
+/v1/completions of the OpenAI API."""
 
 import asyncio
 import time
@@ -10,11 +11,11 @@ import orjson
 from penstock.bench.timeline import Timeline
 from penstock.bench.workload import WorkloadRequest
 
-LIST_SECONDS = 20.0  # for a server to list its models
+LIST_SECONDS = 20.0  # the longest time for a server to list its models
 
 
 async def first_model(url: str, api_key: str | None) -> str:
-    """The id of the first model that the server lists."""
+    """Returns the id of the first model that the server lists. Raises aiohttp.ClientError and TimeoutError."""
     timeout = aiohttp.ClientTimeout(total=LIST_SECONDS)
     async with (
         aiohttp.ClientSession(headers=_headers(api_key), timeout=timeout) as session,
@@ -31,7 +32,8 @@ def _headers(api_key: str | None) -> dict[str, str]:
 async def stream_item(
     session: aiohttp.ClientSession, url: str, model: str, item: WorkloadRequest, start: float
 ) -> Timeline:
-    """Streams one item's completion and records its chunks. The usage in the last chunk has the token count."""
+    """Sends one request when it is due, and records the times of its chunks. Arrivals count from `start`, a time of
+    `time.perf_counter`. An error is in the timeline."""
     await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
     line = Timeline(time.perf_counter())
     body = {
@@ -61,14 +63,15 @@ async def stream_item(
                     tokens = chunk["usage"]["completion_tokens"]
     except (aiohttp.ClientError, TimeoutError) as error:
         line.error = f"{type(error).__name__}: {error}"
-    if line.stamps and tokens > len(line.stamps):  # the server held text back, or sent several tokens in a chunk
+    # A chunk may have several tokens. Only the usage says how many there were: the last chunk gets those not seen.
+    if line.stamps and tokens > len(line.stamps):
         time_last, count = line.stamps[-1]
         line.stamps[-1] = (time_last, count + tokens - len(line.stamps))
     return line
 
 
 def _message(body: bytes) -> str:
-    """The message of an error answer, on one line."""
+    """Returns the message of an error answer, on one line."""
     try:
         text = str(orjson.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -93,7 +96,6 @@ async def run_load(
     headers = {**_headers(api_key), "Content-Type": "application/json"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         start = time.perf_counter()
-
         ended: list[Timeline] = []
 
         def show() -> None:

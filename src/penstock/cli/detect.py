@@ -1,4 +1,4 @@
-"""Implements `penstock detect`: whether a text has a server's watermark."""
+"""Implements `penstock detect`, which looks for a server's watermark in a text."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock.runtime.sampling.watermark import CONTEXT, Evidence, Watermark, de
 from penstock.text import Tokenizer
 
 MAX_BYTES = 4 << 20  # of a text
-CERTAIN, LIKELY = 1e-4, 1e-2  # probabilities below which a text is said to be marked, or perhaps so
+CERTAIN, LIKELY = 1e-4, 1e-2  # p-values below which a text is reported as marked, or as perhaps marked
 
 
 def detect_watermark(source: str, model: str | None, json_file: str | None, flags: Flags) -> int:
@@ -36,7 +36,7 @@ def detect_watermark(source: str, model: str | None, json_file: str | None, flag
         print(f"{name}: {_in_words(name, evidence)}")
     schemes = {name: evidence._asdict() for name, evidence in found.items()}
     write_json(json_file, {"tokens": len(token_ids), "schemes": schemes})
-    best = min(evidence.p for evidence in found.values()) * len(found)
+    best = min(evidence.p for evidence in found.values()) * len(found)  # corrected for testing several schemes
     if best < CERTAIN:
         print("The text has the watermark of this key.")
     elif best < LIKELY:

@@ -10,7 +10,7 @@ A block is in exactly one of four states:
 Block 0 is the null page: never handed out, it stands in tables for blocks that are never read.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 
@@ -128,27 +128,6 @@ class BlockPool:
             return {}
         self._changed = {}
         return changed
-
-    def check(self, tables: Counter[int], written: Counter[int]) -> None:
-        """Prove the books. `tables`: references that exist; `written`: sequences about to write into a block."""
-        refs = {block: count for block, count in enumerate(self._refs) if count}
-        if refs != dict(tables):
-            raise RuntimeError(f"reference counts {refs} differ from the tables {dict(tables)}")
-        states = [*refs, *self._free, *self._evictable, *(b for b, fence in enumerate(self._fences) if fence)]
-        if len(states) != self.total or set(states) != set(range(1, self.total + 1)):
-            raise RuntimeError(f"blocks are lost or in two states: {sorted(states)} of {self.total}")
-        if self.held != len(refs) or self.fenced != sum(map(bool, self._fences)):
-            raise RuntimeError(f"counted {self.held} held and {self.fenced} fenced blocks, found {len(refs)} held")
-        published = {block: key for block, key in enumerate(self._keys) if key is not None}
-        if published != {block: key for key, block in self._index.items()}:
-            raise RuntimeError("the index and the keys of the blocks differ")
-        if not set(self._evictable) <= set(published) or set(self._free) & set(published):
-            raise RuntimeError("a cached block has no key, or a free one has")
-        if self.reusable != sum(not self._refs[block] for block in published):
-            raise RuntimeError(f"counted {self.reusable} reusable blocks, which is wrong")
-        for block, writers in written.items():
-            if writers > 1 or block in published:
-                raise RuntimeError(f"block {block} has {writers} writers, published: {block in published}")
 
     def _retire(self, block: int) -> None:
         if self._keys[block] is None:

@@ -5,7 +5,6 @@ its table keeps its length, with the null block 0 in their place. A prefix match
 group has all the blocks that the next token sees.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -167,25 +166,6 @@ class KVCache:
         """Return how many blocks per group a sequence with `num_tokens` computed tokens needs at least."""
         blocks = self._blocks(num_tokens)
         return [min(blocks, self.span(window)) if window else blocks for window in self.windows]
-
-    # -- invariants -------------------------------------------------------------------------------------------
-
-    def check(self, running: list[Sequence], copying: Iterable[tuple[int, ...]]) -> None:
-        """Check that the reference counts of every pool agree with the tables of `running` and the tails being copied.
-        Raises RuntimeError."""
-        size = self.block_size
-        for g, pool in enumerate(self.pools):
-            references: Counter[int] = Counter(tails[g] for tails in copying)
-            written: Counter[int] = Counter()
-            for sequence in running:
-                table, dead = sequence.tables[g], sequence.dead[g]
-                if len(table) * size != sequence.slots or any(table[:dead]) or not all(table[dead:]):
-                    raise RuntimeError(f"sequence {sequence.id}: table {table}, {dead} dead, {sequence.slots} slots")
-                if self._first_seen(self.windows[g], sequence.computed) < dead:
-                    raise RuntimeError(f"sequence {sequence.id} gave back blocks that it still sees")
-                references.update(table[dead:])
-                written.update(table[sequence.computed // size :])
-            pool.check(references, written)
 
     # -- matching ---------------------------------------------------------------------------------------------
 

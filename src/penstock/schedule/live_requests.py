@@ -1,13 +1,11 @@
 """All live requests, and the queue that each of their choices is in."""
 
-from penstock.messages import StepResult
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.fairness.accounting import StepAccounts
 from penstock.schedule.fairness.fair_queue import FairQueue
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import WaitingQueue, after, dequeue, enqueue
 from penstock.schedule.sequence import Phase, Request, Sequence
-from penstock.schedule.step import Outstanding
 
 
 class LiveRequests:
@@ -56,10 +54,6 @@ class LiveRequests:
         victim.phase = Phase.WAITING
         self.waiting.push(victim)
 
-    def charge(self, step: Outstanding, result: StepResult) -> None:
-        """Charge the policy for a step whose result has come. The order of what waits may change."""
-        self.waiting.charge(step, result.results)
-
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from its queue, and its request with the last choice."""
         request = sequence.request
@@ -83,20 +77,6 @@ class LiveRequests:
         """The prompt is computed: queue the choices held back."""
         if request.held_back:
             self._queue(request, len(request.held_back))
-
-    def check(self) -> None:
-        """Prove that every choice is in the queue of its phase, and that the queues are in order."""
-        by_phase: dict[Phase, list[Sequence]] = {phase: [] for phase in Phase}
-        for request in self.requests.values():
-            for sequence in request.choices.values():
-                by_phase[sequence.phase].append(sequence)
-        place = (lambda s: s.order) if self.fair is None else self.fair.place
-        for phase, queue in ((Phase.RUNNING, self.running), (Phase.WAITING, list(self.waiting))):
-            if queue != sorted(by_phase[phase], key=place):
-                raise RuntimeError(f"the queue of {phase.value} sequences is not in order, or lacks one")
-        held_back = [s for request in self.requests.values() for s in request.held_back]
-        if held_back != by_phase[Phase.HELD_BACK] or by_phase[Phase.DONE]:
-            raise RuntimeError("a sequence's phase differs from its queue, or it has ended and is still there")
 
     def _queue(self, request: Request, count: int) -> None:
         for sequence in request.held_back[:count]:

@@ -11,6 +11,7 @@ ends: the first running one continues until it ends or until one before it start
 of times, because keys of started sequences are final.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.messages import GenerateRequest
@@ -33,23 +34,23 @@ class Policy(Protocol):
         """Return the sequence to preempt. `later` has the candidates in order, at least one."""
         ...
 
-    def charge(self, step: Outstanding) -> bool:
-        """Count the tokens that a step has computed. Return True if sort keys may have changed: `sort_key` is then
-        called again for waiting requests."""
+    @property
+    def charge(self) -> Callable[[Outstanding], bool] | None:
+        """A function that counts the tokens that a step has computed. It returns True if sort keys may have changed:
+        `sort_key` is then called again for waiting requests. None if keys never change."""
         ...
 
 
 class DueOrder:
-    """The request that is due first starts first, and the one due last is preempted. A request's key never changes."""
+    """The request that is due first starts first, and the one due last is preempted."""
+
+    charge: Callable[[Outstanding], bool] | None = None
 
     def sort_key(self, request: Request) -> tuple[float, ...]:
         return due_order(request.message, request.arrival)
 
     def victim(self, later: list[Sequence]) -> Sequence:
         return later[-1]
-
-    def charge(self, step: Outstanding) -> bool:
-        return False
 
 
 def due_order(request: GenerateRequest, arrival: float) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Queues of sequences, sorted by `Sequence.order`."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
@@ -9,6 +9,9 @@ from penstock.messages import SequenceResult
 from penstock.schedule.policy import Policy
 from penstock.schedule.sequence import Sequence
 from penstock.schedule.step import Outstanding
+
+# Charges a queue for a step, before its results are applied. The last argument is the time when they came, in seconds.
+Charge = Callable[[Outstanding, Items[SequenceResult], float], None]
 
 _order = attrgetter("order")
 
@@ -32,10 +35,11 @@ def after(queue: list[Sequence], sequence: Sequence) -> list[Sequence]:
 
 
 class WaitingQueue:
-    """The waiting sequences, sorted by the policy's keys."""
+    """The waiting sequences, sorted by the policy's keys. `charge` is None if a policy's keys never change."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.charge: Charge | None = None if policy.charge is None else self._charge
         self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -69,9 +73,9 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         dequeue(self._sequences, sequence)
 
-    def charge(self, step: Outstanding, results: Items[SequenceResult]) -> None:
+    def _charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
         """Charge the policy for a step. If its keys may have changed, sort again; final keys stay."""
-        if not self._policy.charge(step):
+        if self._policy.charge is None or not self._policy.charge(step):
             return
         for sequence in self._sequences:
             if not sequence.keeps_order:

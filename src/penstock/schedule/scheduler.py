@@ -19,7 +19,6 @@ from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
-from penstock.schedule.invariants import check_counts
 from penstock.schedule.late import late_requests
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
@@ -66,7 +65,7 @@ class Scheduler:
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
         self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
-        self._accounts = None if self._live.fair is None else self._live.fair.accounts
+        self._charge = self._live.waiting.charge
         self._speculation = Speculation(config, self._cache) if config.speculation != "off" else None
         self._model = StepModel()
         self._learns = config.target_step_time > 0  # step times are measured; also once a request has had a deadline
@@ -187,9 +186,8 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
-        self._live.charge(step, result)
-        if self._accounts is not None:
-            self._accounts.note(step, now)
+        if self._charge is not None:
+            self._charge(step, result.results, now)
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -221,8 +219,6 @@ class Scheduler:
                 deltas += self._end_request(sequence.request, "error", given.error, now)
             elif (delta := self._advance(sequence, work, given, now)) is not None:
                 deltas.append(delta)
-        if self._accounts is not None:
-            self._accounts.applied(now)
         return deltas
 
     def start_over(self, error: str, now: float) -> list[TokenDelta]:
@@ -384,15 +380,6 @@ class Scheduler:
             forward_seconds=forward_seconds,
             sample_seconds=sample_seconds,
         )
-
-    def check(self) -> None:
-        """Check the invariants. Raises RuntimeError that names the broken one. Slow: every block is visited."""
-        running = self._live.running
-        self._live.check()
-        check_counts(self._outstanding, self._live)
-        self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
-        if len(running) > self._config.max_num_seqs:
-            raise RuntimeError(f"{len(running)} sequences run, max_num_seqs={self._config.max_num_seqs}")
 
     def _record(self, event: Event) -> None:
         if self._log is not None:

@@ -105,7 +105,7 @@ class Sequence:
         self.keys: list[bytes] = []
         self.decode = Work(id, 1, True)
         self.lead = 0.0  # seconds that steps with drafts, its own and those of others, have saved it
-        self.drafter: Drafter | None = None  # made when drafts could first pay
+        self.drafter: Drafter | None = None  # made at the first look for drafts
         self.rows = bytearray() if choice == 0 and sampling.prompt_logprobs is not None else None
         self.started = self.first_token = self.last_token = -1.0
         self.preemptions = 0

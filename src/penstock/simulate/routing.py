@@ -1,4 +1,4 @@
-"""How a simulation chooses a replica for a request: by the production router, or by simple ones to compare it with."""
+"""Routers of a simulation: the production router, and simple ones to compare it with."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from penstock.simulate.traffic.request import SimulatedRequest
 
 
 class SimulatedRouter(Protocol):
-    """Chooses among replicas that can take the request; there is at least one."""
+    """Chooses a replica for each request, among those that can take it. There is at least one."""
 
     def choose(
         self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float
@@ -18,7 +18,7 @@ class SimulatedRouter(Protocol):
 
 
 class RoundRobin:
-    """Each replica in turn."""
+    """Chooses the replicas in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -29,7 +29,7 @@ class RoundRobin:
 
 
 class RandomChoice:
-    """Any replica, with equal chances."""
+    """Chooses at random, each replica with the same probability."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed}/router")
@@ -39,8 +39,8 @@ class RandomChoice:
 
 
 class LeastLoaded:
-    """The replica with the fewest tokens to compute, by what was sent to it. Of equal ones, the one chosen longest
-    ago."""
+    """Chooses the replica with the least work: prompt tokens that wait, and one token for each of its requests. Of
+    equal ones, the one chosen longest ago."""
 
     def __init__(self) -> None:
         self._order: dict[str, int] = {}

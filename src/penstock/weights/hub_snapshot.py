@@ -1,6 +1,5 @@
 """One revision of a model on a hub, and in Hugging Face's cache."""
 
-import glob
 import logging
 import shutil
 import sys
@@ -31,7 +30,6 @@ TOKENIZER_FILES = (
 WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 LICENCE_FILES = ("README.md", "LICENSE")  # fetched if they are there, for `penstock show`
 MAX_LICENCE_BYTES = 1 << 20
-HUGGING_FACE = "https://huggingface.co"
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
 _FOLDER_ALONE = ("\0",)  # a pattern that no file matches
 
@@ -139,25 +137,23 @@ class Snapshot:
         return model
 
     def _in_cache(self) -> Path:
-        return self._cached_gguf() or self._snapshot_folder(self.patterns, local_files_only=True)
+        return self._cached_gguf() or self._cached_folder(self.patterns)
 
     def _cached_gguf(self) -> Path | None:
         """The GGUF file in the cache; None if this is a model of another format."""
-        folder = self._snapshot_folder(_FOLDER_ALONE, local_files_only=True)
+        folder = self._cached_folder(_FOLDER_ALONE)
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         if self.tag is None and not holds_gguf(files):
             return None
         return folder / choose_gguf(f"the cache of {self.name}", files, self.tag)[0]
 
-    def _snapshot_folder(
-        self, patterns: Sequence[str], *, revision: str | None = None, local_files_only: bool = False
-    ) -> Path:
+    def _cached_folder(self, patterns: Sequence[str]) -> Path:
         return Path(
             self.api.snapshot_download(
                 self.name,
-                revision=revision or self.revision,
+                revision=self.revision,
                 cache_dir=self.cache,
-                local_files_only=local_files_only,
+                local_files_only=True,
                 allow_patterns=list(patterns),
             )
         )
@@ -183,19 +179,15 @@ class Snapshot:
         for file in wanted:
             check_content(self.name, file)
         folder = ModelFolder(Path(self.cache or constants.HF_HUB_CACHE), self.name)
-        left = [file for file in wanted if self._left_to_library(file)]
-        ours = [self._hub_file(file, folder, listing.commit) for file in wanted if file not in left]
-        fresh = [file for file in ours if not file.blob.exists()]
+        files = [self._hub_file(file, folder, listing.commit) for file in wanted]
+        fresh = [file for file in files if not file.blob.exists()]
         large = {file.name for file in wanted if file.large}
-        self._check_disk(fresh)
+        self._check_sizes(fresh)
         try:
             self._fetch([file for file in fresh if file.name in large], progress)
             with _no_progress_bars(), _reporting(f"{self.name}: downloading small files", progress):
                 small = [file for file in fresh if file.name not in large]
                 Download(small, self._headers()).run(lambda size: self._check())
-                if left:
-                    patterns = [glob.escape(file.name) for file in left]
-                    self._snapshot_folder(patterns, revision=listing.commit)
         except Damaged as error:
             raise _wrong_checksum(self.name, [str(error)]) from None
         except Exception as error:  # its type depends on huggingface_hub's HTTP library, or the disk is full
@@ -204,7 +196,7 @@ class Snapshot:
             raise HubFailure(
                 f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
             ) from error
-        snapshot = folder.link(listing.commit, [(file.name, file.digest) for file in ours])
+        snapshot = folder.link(listing.commit, [(file.name, file.digest) for file in files])
         folder.list_files(listing)
         folder.refer(self.revision or "main", listing.commit)
         return snapshot / gguf[0] if gguf else snapshot
@@ -215,27 +207,16 @@ class Snapshot:
         url = hf_hub_url(self.name, file.name, revision=commit, endpoint=self.api.endpoint)
         return HubFile(file.name, file.size, file.digest, url, folder.blob(file.digest))
 
-    def _left_to_library(self, file: ListedFile) -> bool:
-        """Whether huggingface_hub downloads a file by its own protocol: one beyond the limit of HTTP, and each large
-        file if the user asks for its fastest transfer. It makes paths of what the hub sends, so only Hugging Face's own
-        hub may say that."""
+    def _check_sizes(self, files: Sequence[HubFile]) -> None:
+        """Raises HubError for a file that is too large for HTTP, or if the cache's disk has not the space."""
         from huggingface_hub import constants
 
-        if not file.large or not (constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE):
-            return False
-        if self.api.endpoint != HUGGING_FACE:
+        for file in files:
             if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
                 raise HubError(
-                    f"{file.name} of {self.name} has {file.size} bytes; the limit of a download from "
-                    f"{self.api.endpoint} is {constants.MAX_HTTP_DOWNLOAD_SIZE}: copy the model's folder instead"
+                    f"{file.name} of {self.name} has {file.size} bytes; the limit of a download is "
+                    f"{constants.MAX_HTTP_DOWNLOAD_SIZE}: run hf download {self.name} {file.name}, then this again"
                 )
-            return False
-        return True
-
-    def _check_disk(self, files: Sequence[HubFile]) -> None:
-        """Raise HubError if the cache's disk has not the space for the files."""
-        from huggingface_hub import constants
-
         needed = sum(file.size - file.present() for file in files)
         folder = Path(self.cache or constants.HF_HUB_CACHE).absolute()
         existing = next(path for path in (folder, *folder.parents) if path.exists())

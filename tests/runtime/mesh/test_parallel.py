@@ -41,6 +41,7 @@ from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
 from tests.models.serving import Server, make_runner, outputs
 from tests.runtime.mesh.ranks import Processes, RanksRunner
+from tests.schedule.invariants import check_scheduler
 
 Checkpoint = Callable[..., Path]
 OUTPUT = 20
@@ -83,7 +84,7 @@ def serve(runner: Any, *waves: list[GenerateRequest], **limits: Any) -> Served:
     server = Server(runner, **limits)
     for wave in waves:
         deltas = server.run(wave)
-    server.scheduler.check()
+    check_scheduler(server.scheduler)
     stats = server.scheduler.stats()
     runner.execute(StepPlan(0, (), gone=tuple(range(1000))))  # whoever schedules next begins anew
     tokens = {request: ids for (request, _), ids in outputs(deltas).items()}

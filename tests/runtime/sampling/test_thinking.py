@@ -12,6 +12,7 @@ from tests.models.serving import Server, make_device_runner, make_runner
 from tests.runtime.byte_tokens import END, OTHER_END, ByteTokens
 from tests.runtime.sampling.test_grammars import Checkpoint, holding
 from tests.runtime.test_device_runner import answers, assert_same
+from tests.schedule.invariants import check_scheduler
 
 # A model with random weights writes the markers "a" and "b" often, and "</think>" only if it must.
 SHORT = Thinking(5, "a", "b")
@@ -101,7 +102,7 @@ def test_budgets_hold(way: str, scenario: str, tiny_checkpoint: Checkpoint) -> N
     assert_same(deltas, Server(holding(make_runner(folder))).run(asked))
     if scenario == "preempted":
         assert server.scheduler.stats().preemptions > 0
-    server.scheduler.check()
+    check_scheduler(server.scheduler)
 
 
 def test_a_budget_that_is_not_spent_changes_nothing(tiny_checkpoint: Checkpoint) -> None:

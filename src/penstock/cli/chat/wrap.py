@@ -1,4 +1,4 @@
-"""Breaks lines between words while text arrives, and switches colours. Never moves the cursor back."""
+"""Breaks lines between words while text arrives, and switches colours. What is printed is never changed again."""
 
 import unicodedata
 from functools import lru_cache
@@ -26,7 +26,7 @@ class LineWriter:
         """`width` in columns; lines are not broken if it is less than `NARROWEST`."""
         self._width = width if width >= NARROWEST else 0
         self._wraps = True
-        self._hang = 0  # columns that a broken line continues at
+        self._hang = 0  # the column at which a broken line continues (hanging indent)
         self._column = 0
         self._style = ""
         self._gap = 0  # spaces before the next word
@@ -49,7 +49,7 @@ class LineWriter:
         return "".join(out)
 
     def start_line(self, *, hang: int = 0, wraps: bool = True) -> None:
-        """Says how the line that begins is broken."""
+        """Sets how the next line is broken: it continues at column `hang`. Without `wraps` it is not broken."""
         self._hang = hang if hang < self._width // 2 else 0
         self._wraps = wraps
 

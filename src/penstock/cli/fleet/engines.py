@@ -1,4 +1,4 @@
-"""Connects to engines as a front does, to look at them or to drain them."""
+"""Implements `penstock fleet status` and `penstock fleet drain`, which connect to engines as a front does."""
 
 import asyncio
 import sys
@@ -11,13 +11,13 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.remote.connector import connect_engine
 from penstock.messages import Drain, EngineError
 
-Row = tuple[str, ...]
+Row = tuple[str, ...]  # of the table, without the address
 
 
 def show_status(engines: str, key: str | None, authority: str) -> int:
     """Prints a table of the engines. Returns the exit status. Raises ValueError and OSError."""
 
-    async def look(client: StreamingClient) -> Row:
+    async def describe(client: StreamingClient) -> Row:
         info, state, stats = client.info, client.state, client.stats()
         status = "draining" if state.leave_within is not None else state.status
         cached = sum(stats.blocks_cached) / max(sum(stats.blocks_total), 1)
@@ -31,7 +31,7 @@ def show_status(engines: str, key: str | None, authority: str) -> int:
             str(state.restarts),
         )
 
-    rows = asyncio.run(_of_each(engines, key, authority, look))
+    rows = asyncio.run(_call_each(engines, key, authority, describe))
     from rich.console import Console
     from rich.table import Table
 
@@ -45,29 +45,31 @@ def show_status(engines: str, key: str | None, authority: str) -> int:
 
 
 def drain(engines: str, grace: float, key: str | None, authority: str) -> int:
-    """Drains the engines. Returns the exit status. Raises ValueError and OSError."""
+    """Drains the engines: after `grace` seconds, their unfinished requests move to others. Returns the exit status.
+    Raises ValueError and OSError."""
 
     async def order(client: StreamingClient) -> Row:
         await client.control(Drain(grace))
         return ()
 
-    rows = asyncio.run(_of_each(engines, key, authority, order))
+    rows = asyncio.run(_call_each(engines, key, authority, order))
     for address, _, error in rows:
         print(f"{address}: {error or f'drains; requests move after {grace:g} s'}", file=sys.stderr if error else None)
     return int(any(error for *_, error in rows))
 
 
-async def _of_each(
-    engines: str, key: str | None, authority: str, act: Callable[[StreamingClient], Awaitable[Row]]
+async def _call_each(
+    engines: str, key: str | None, authority: str, function: Callable[[StreamingClient], Awaitable[Row]]
 ) -> list[tuple[str, Row, str]]:
-    """Returns (address, what `act` returned, an error) for each engine."""
+    """Calls a function with a client of each engine. Returns (address, its result, error) for each; the result is empty
+    if there is an error."""
     tls, checked = engines_tls(authority), checked_flag("--fleet-key", key) or ""
 
     async def one(address: str) -> tuple[str, Row, str]:
         try:
             client = await connect_engine(address, checked, tls, front="penstock fleet")
             try:
-                return address, await act(client), ""
+                return address, await function(client), ""
             finally:
                 await client.close()
         except (EngineError, ValueError) as error:

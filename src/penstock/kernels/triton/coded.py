@@ -1,5 +1,5 @@
 """Products of float activations with codes of 4 or 8 bits. The codes are widened to the activations' dtype right before
-tensor cores multiply them."""
+tensor cores multiply them. weights.py describes the layout: codes are read in runs of 2 HALF values along k."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from penstock.kernels.triton.overlap import await_inputs, overlap
 from penstock.kernels.triton.tiles import TILES, Tile, precision, tile_product
 from penstock.kernels.triton.weights import CodedWeight
 
-ROW_RUNS = 16  # of an embedding's row, per program
-WIDE_COLUMNS = 128  # per program that widens codes
+ROW_RUNS = 16  # runs of an embedding's row that one program of `_rows` writes
+WIDE_COLUMNS = 128  # columns that one program of `_widened` writes
 FEW = Tile(16, 64, 4, 3, waves=4)  # widening the codes takes longer than reading them, so many programs do it
 NIBBLE_TILES = {16: FEW, 32: FEW._replace(rows=32), 64: TILES[64], 128: TILES[128]}
 BYTE_TILES = {**NIBBLE_TILES, 64: TILES[64]._replace(columns=64)}
@@ -55,7 +55,7 @@ def coded_linear(
 
 
 def _by_library(x: Tensor, weight: CodedWeight, residual: Tensor | None, out: Tensor) -> Tensor:
-    """`coded_linear` for many rows, by slices of the weight's columns."""
+    """`coded_linear` for many rows: widens a slice of the weight's columns, and cuBLAS multiplies with it."""
     n, k = weight.shape
     most = max(WIDENED_BYTES // (k * x.itemsize) // WIDE_COLUMNS, 1) * WIDE_COLUMNS
     each = triton.cdiv(triton.cdiv(n, triton.cdiv(n, most)), WIDE_COLUMNS) * WIDE_COLUMNS
@@ -105,8 +105,8 @@ def coded_rows(token_ids: Tensor, weight: CodedWeight, dtype: torch.dtype, first
 
 
 def constants(weight: CodedWeight) -> dict[str, Any]:
-    """Returns what `add_run` is compiled for. A table is one number of 16 bytes: its values plus 128, the first in the
-    lowest byte."""
+    """Returns the constants that the kernels are compiled for. TABLE is a format's 16 values, each plus 128, as one
+    number of 16 bytes with the first value in the lowest one; 0 if the codes are numbers themselves."""
     fmt = weight.format
     table = bytes(value + 128 for value in TABLES.get(fmt.codes, ()))
     return {
@@ -183,7 +183,7 @@ def _load_half(codes, run, half: tl.constexpr, width, column, within, HALF_BYTES
 
 @triton.jit
 def _load_group(scales, super_scales, mins, super_mins, group, width, column, within, GROUP: tl.constexpr):
-    """(scale, minimum) [columns] of a group in fp32. The minimum is 0.0 where there are none."""
+    """Returns (scale, minimum) [columns] of a group in fp32. The minimum is 0.0 if the format has none."""
     place = group.to(tl.int64) * width + column
     super_place = (group * GROUP // 256).to(tl.int64) * width + column
     scale = tl.load(scales + place, mask=within, other=0).to(tl.float32)

@@ -1,4 +1,5 @@
-"""A file of tensors whose layout is known before its values: each tensor is written to its place when it is made."""
+"""Writes files of tensors (safetensors and GGUF) in any order. The layout is computed first, from types and shapes.
+Then each tensor is written at its offset as soon as it is quantised."""
 
 import json
 import os
@@ -20,24 +21,24 @@ GGUF_ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor of the file that is made: its type as the file names it, its shape and its bytes."""
+    """A tensor of the file."""
 
-    dtype: str
+    dtype: str  # as the file names it
     shape: tuple[int, ...]
-    size: int
+    size: int  # bytes
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The first bytes of a file, and where each tensor begins."""
+    """The header of a file, and where each tensor begins."""
 
     header: bytes
-    offsets: Mapping[str, int]
-    size: int
+    offsets: Mapping[str, int]  # bytes from the start of the file, by name
+    size: int  # bytes of the whole file
 
 
 class TensorFile:
-    """Writes tensors in any order. What was written is still there if the process ends."""
+    """An open file. Tensors that were written are kept if the process is killed."""
 
     def __init__(self, path: Path, entries: Mapping[str, OutputTensor], layout: FileLayout) -> None:
         self._entries, self._layout = entries, layout
@@ -46,14 +47,14 @@ class TensorFile:
         self._write(layout.header, 0)
 
     def put(self, name: str, data: NDArray[Any], at: int = 0) -> None:
-        """Writes a tensor, or the part of it that begins with its byte `at`."""
+        """Writes a tensor, or the part of it that begins at its byte `at`. Raises ValueError if it is too long."""
         size = self._entries[name].size
         if at + data.nbytes > size:
             raise ValueError(f"{name}: {data.nbytes} bytes were made, and the file has a place for {size - at}")
         self._write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, self._layout.offsets[name] + at)
 
     def copy(self, name: str, tensor: StoredTensor) -> None:
-        """Writes a tensor as another file has it. Raises CheckpointError if that file has become shorter."""
+        """Copies the bytes of a tensor from another file. Raises CheckpointError if that file has become shorter."""
         source = os.open(tensor.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for done in range(0, tensor.size, COPIED_AT_ONCE):
@@ -66,6 +67,7 @@ class TensorFile:
             os.close(source)
 
     def close(self) -> None:
+        """Closes the file once its content is on the disk."""
         os.fsync(self._file)
         os.close(self._file)
 
@@ -87,9 +89,8 @@ def safetensors_layout(entries: Mapping[str, OutputTensor]) -> FileLayout:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    return FileLayout(
-        struct.pack("<Q", len(text)) + text, {name: start + each for name, each in offsets.items()}, start + at
-    )
+    offsets = {name: start + offset for name, offset in offsets.items()}
+    return FileLayout(struct.pack("<Q", len(text)) + text, offsets, start + at)
 
 
 def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str, OutputTensor]) -> FileLayout:
@@ -97,16 +98,17 @@ def gguf_layout(metadata: Mapping[str, tuple[int, bytes]], entries: Mapping[str,
     head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(metadata))]
     for key, (kind, data) in metadata.items():
         head += [_text(key), struct.pack("<I", kind), data]
-    at, places = 0, {}
+    at, offsets = 0, {}
     for name, entry in entries.items():
         sizes = entry.shape[::-1] or (1,)
         head += [_text(name), struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)]
         head.append(struct.pack("<IQ", TYPES[entry.dtype].number, at))
-        places[name] = at
+        offsets[name] = at
         at += -(-entry.size // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
     header = b"".join(head)
     header += b"\0" * (-len(header) % GGUF_ALIGNMENT)
-    return FileLayout(header, {name: len(header) + place for name, place in places.items()}, len(header) + at)
+    offsets = {name: len(header) + offset for name, offset in offsets.items()}
+    return FileLayout(header, offsets, len(header) + at)
 
 
 def _text(text: str) -> bytes:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from penstock.messages import StepResult, Work
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.drafts.cost import MIN_GAIN, OUTLIER, StepTimes, draft_counts
+from penstock.schedule.drafts.cost import OUTLIER, StepTimes, draft_counts
 from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
 from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
 from penstock.schedule.sequence import Sequence
@@ -22,7 +22,6 @@ LOOK_SECONDS = 7e-6  # for one sequence
 MOST_IDLE = 6  # steps from one look to the next, at most
 FIRST_LOOKS = 8  # so many may give none after a prompt, before steps go without a look
 MOST_LOOKS = 64  # the same after drafts that were accepted, at most
-LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
 class DraftCounts(NamedTuple):
@@ -55,7 +54,6 @@ class Speculation:
         self._look_at, self._idle = 0, 0  # the step of the next look, and its distance from the last one
         self._looks = 0.0  # looks that may still give no accepted drafts before steps have no look
         self._turn = 0  # the place in the work at which to look next
-        self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
         self._forced: dict[int, tuple[int, ...]] = {}  # by sequence: the tokens that must follow its last one
         self.counts = NO_DRAFTS
@@ -80,7 +78,7 @@ class Speculation:
             return
         plain = self._times.plain(count, self._step)
         most = min(self._most_in_step, step.budget)
-        if plain is None or most < 1 or not self._could_pay(count, plain, most):
+        if plain is None or most < 1:
             return
         if self._looks >= 1:
             self._looks -= 1
@@ -100,15 +98,6 @@ class Speculation:
         for place, candidate, drafts in zip(places, candidates, counts, strict=True):
             if drafts:
                 self._add(step, place, candidate, drafts, running)
-
-    def _could_pay(self, count: int, plain: float, most: int) -> bool:
-        """Whether drafts would pay if all were right, by the step times of a while ago."""
-        until, pays = self._pays.get(count, (0, False))
-        if until <= self._step:
-            seconds = self._times.with_drafts(count, plain, most, self._step)
-            pays = any((count + i) * plain > count * time * MIN_GAIN for i, time in enumerate(seconds))
-            self._pays[count] = self._step + LOOK_AGAIN, pays
-        return pays
 
     def _candidates(self, step: StepBuilder, looks: int) -> tuple[list[int], list[Candidate], list[int]]:
         """The places in the step's work that can have drafts, where these come from, and how many at most.

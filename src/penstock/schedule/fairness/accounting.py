@@ -20,7 +20,8 @@ class StepAccounts:
         self._left = 0.0  # seconds that belong to no sequence yet
 
     def note(self, step: Outstanding, now: float) -> None:
-        """Divide the seconds of a step whose result has come at `now`. Call it before the result is applied."""
+        """Divide the seconds of a step whose result has come at `now`. Call it before the result is applied. The time
+        from `now` belongs to the next step, if there is more work."""
         seconds = self._left + now - (self._since if self._since >= 0.0 else step.planned_at)
         live, total = [], 0.0
         for sequence, work in zip(step.sequences, step.work, strict=True):
@@ -30,6 +31,8 @@ class StepAccounts:
                 total += part
                 live.append((sequence, count - work.drafts, count, part))
         self._left = 0.0 if live else seconds
+        if self._busy:
+            self._since = now
         for sequence, sure, count, part in live:
             usage = sequence.usage
             if usage is None:
@@ -41,11 +44,6 @@ class StepAccounts:
             if usage.reached > start:
                 usage.repeated += min(sure, usage.reached - start)
             usage.reached = max(usage.reached, start + sure)
-
-    def applied(self, now: float) -> None:
-        """Note that the result was applied. The time from `now` belongs to the next step, if there is more work."""
-        if self._busy:
-            self._since = now
 
     def work(self, busy: bool) -> None:
         """Note whether there is work."""

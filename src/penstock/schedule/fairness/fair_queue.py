@@ -32,7 +32,7 @@ class FairQueue:
         """`places`: sequences that may run at a time. `accounts` are notified whether there is work."""
         self.now = 0.0  # seconds; the scheduler sets it before it plans a step
         self.counters = ServiceCounters()
-        self.accounts = accounts
+        self._accounts = accounts
         self._policy = policy
         self._places = places
         self._length = 0
@@ -55,7 +55,7 @@ class FairQueue:
                 self.counters.lift(tenant)
             sequence.order = (rank, _UNKNOWN, *self._policy.sort_key(sequence.request), sequence.id)
         self.counters.live.add(message.tenant)
-        self.accounts.work(True)
+        self._accounts.work(True)
         enqueue(tenant.lines.setdefault(rank, []), sequence)
         tenant.waiting += 1
         self._length += 1
@@ -95,8 +95,9 @@ class FairQueue:
         self._take(sequence, tenant)
         self._left(sequence, tenant)
 
-    def charge(self, step: Outstanding, results: Items[SequenceResult]) -> None:
-        """Charge tenants for the output of a step."""
+    def charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
+        """Charge tenants for the output of a step, and note what each sequence used of it."""
+        self._accounts.note(step, now)
         if not self.counters.contended:
             return
         tokens = Counter[str]()
@@ -192,7 +193,7 @@ class FairQueue:
     def _left(self, sequence: Sequence, tenant: TenantService) -> None:
         if not tenant.waiting and not tenant.running:
             self.counters.forget_idle(sequence.request.message.tenant)
-            self.accounts.work(bool(self.counters.live))
+            self._accounts.work(bool(self.counters.live))
 
 
 def _share(sequence: Sequence) -> TenantShare:

@@ -46,7 +46,7 @@ class TaggedArguments:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """A call in Python's syntax: name(key=value, ...)."""
+    """Name and arguments are a call in Python's syntax: name(key=value, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,17 @@ class ToolFormat:
     listed: bool = False  # the calls are in brackets, with commas between them
     head: tuple[str, ...] = ()  # texts before each call; a model may leave out the first ones
     name_end: tuple[str, ...] = ()  # texts that end the name
-    name_parts: tuple[str, ...] = ()  # texts within what precedes name_end
+    name_parts: tuple[str, ...] = ()  # texts that may stand between the name and name_end, such as the one before an id
     mid: str = ""  # text between name and arguments; the model may leave it out
     tail: tuple[str, ...] = ()  # texts after each call; a model may leave them out
     separator: str = ""  # text between calls
     optional_begin: bool = False  # `begin` may be missing: then the calls are the whole answer
-    name_pattern: str = r"(?P<name>\S+)"  # of the text up to name_end; it may have a group `id`
+    name_pattern: str = r"(?P<name>\S+)"  # matches the text up to name_end; it may have a group `id`
     written_name: str = "{name}"  # text that stands for the name; {index} is the call's number
-    id_style: str = "call"  # of the ids that clients get: call (call_...), short (nine letters and digits), written
+    # Ids that clients get: "call" (call_...), "short" (nine letters and digits), "written" (as the model wrote it).
+    id_style: str = "call"
     one_call: bool = False  # grammars allow one call in an answer: the model was not trained to stop after calls
-    found_by: tuple[tuple[str, ...], ...] = ()  # texts in a chat template: any of these groups, all of its texts
+    found_by: tuple[tuple[str, ...], ...] = ()  # a chat template has this format if it contains all texts of a group
 
     @property
     def whole_answer(self) -> bool:
@@ -153,7 +154,7 @@ HARMONY = ChannelFormat(
 )
 
 _LIST = (
-    # The first format whose texts are in the template is chosen, so that special formats precede general ones.
+    # The first format whose texts are in the template is chosen. So a format precedes those with a part of its texts.
     HARMONY,
     ToolFormat(
         "deepseek-v3",
@@ -324,5 +325,5 @@ def find_reasoning_format(template: str) -> ReasoningFormat | ChannelFormat | No
 
 
 def _found(groups: tuple[tuple[str, ...], ...], template: str) -> bool:
-    spelled = re.sub(r"\\(['\"])", r"\1", template)  # templates quote their texts
+    spelled = re.sub(r"\\(['\"])", r"\1", template)  # a template escapes quotes within its strings
     return any(all(text in spelled for text in group) for group in groups)
