@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def nodes(tree: ast.AST, *, for_types: bool = True) -> Iterator[ast.AST]:
     """Every node; without `for_types`, not those in the body of an `if TYPE_CHECKING`."""
     pending = [tree]
@@ -113,7 +119,7 @@ def module_graph() -> dict[str, set[str]]:
     graph = {}
     for name, path in MODULES.items():
         targets = set()
-        for full in imported(ast.parse(path.read_text()), for_types=False):
+        for full in imported(tree_of(path), for_types=False):
             target = full if full in MODULES else full.rpartition(".")[0]
             if target in MODULES:
                 targets.add(target)
@@ -160,7 +166,7 @@ def test_packages_import_only_those_in_their_row(path: Path) -> None:
     relative = path.relative_to(SOURCE)
     package = relative.parts[0]
     assert package in ALLOWED, f"{package} is not in the import table: add it there and to docs/architecture.md"
-    for name in imported(ast.parse(path.read_text())):
+    for name in imported(tree_of(path)):
         parts = name.split(".")
         if parts[0] == "penstock" and len(parts) > 1 and ALLOWED[package] is not None:
             target = parts[1]
@@ -174,7 +180,7 @@ def test_packages_import_only_those_in_their_row(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_code_is_run_from_data(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             assert ast.unparse(node.func) not in BANNED_CALLS, (
                 f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}"
@@ -192,7 +198,7 @@ def test_files_and_folders_are_small() -> None:
 
 
 def test_the_name_of_a_class_has_one_meaning() -> None:
-    bodies = (ast.parse(path.read_text(encoding="utf-8")).body for path in FILES)
+    bodies = (tree_of(path).body for path in FILES)
     names = Counter(node.name.lstrip("_") for body in bodies for node in body if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
 
@@ -205,7 +211,7 @@ def test_a_struct_of_cpp_has_no_name_of_an_unrelated_class() -> None:
     for path in FILES:
         if not str(path.relative_to(SOURCE)).startswith(CPP_MIRRORS):
             classes = {
-                node.name.lstrip("_") for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+                node.name.lstrip("_") for node in tree_of(path).body if isinstance(node, ast.ClassDef)
             }
             assert not classes & structs, f"{path.relative_to(SOURCE)}: C++ has a struct of that name"
 
@@ -214,7 +220,7 @@ def test_only_kernels_of_triton_lack_annotations() -> None:
     """mypy cannot exempt functions by their decorator, so its check is off in these modules, and this test is there."""
     checked = 0
     for path in (SOURCE / "kernels/triton").rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
+        for function in ast.walk(tree_of(path)):
             if not isinstance(function, ast.FunctionDef):
                 continue
             if any(ast.unparse(each).startswith("triton.jit") for each in function.decorator_list):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import WeightFormat
-from penstock.kernels.native.step_structs import AdvanceOp, FillOp, SampleOp
 from penstock.kernels.native.structs import (
     CODES,
     EPILOGUES,
@@ -18,10 +17,12 @@ from penstock.kernels.native.structs import (
     I8,
     SCALES,
     SCHEMES,
+    AdvanceOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
     ExpertsOp,
+    FillOp,
     FiniteOp,
     GateOp,
     LatentOp,
@@ -31,6 +32,7 @@ from penstock.kernels.native.structs import (
     RecurrenceOp,
     RotationOp,
     RouteOp,
+    SampleOp,
 )
 from penstock.messages import Window
 

@@ -440,7 +440,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
     },
     "list": {"--json": SWITCH},
-    "models": {"--json": SWITCH, "--markdown": SWITCH},
+    "models": {"--json": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
         "--revision": _REVISION,

@@ -1,4 +1,4 @@
-"""The tables of the documentation that `penstock.declared` gives."""
+"""The tables of the documentation that are made from code."""
 
 from scripts.document_tables import pages
 
@@ -6,7 +6,7 @@ from penstock.declared.sampling import SAMPLING
 from penstock.messages import NEUTRAL, GivenSampling, SamplingParams
 
 
-def test_the_pages_have_the_declared_tables() -> None:
+def test_the_pages_have_the_tables() -> None:
     for path, text in pages().items():
         assert path.read_text() == text, f"run python scripts/document_tables.py, which writes {path.name}"
 

@@ -1,25 +1,18 @@
-"""The table of supported models: it is what the registry has, and the page of the documentation is it."""
+"""The table of supported models: it is what the registry has."""
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.cli.models.supported import page, print_supported
+from penstock.cli.models.supported import print_supported
 from penstock.families import FAMILIES
 from penstock.families.gguf.config import architectures
 from penstock.families.registry import ENCODERS
 from penstock.families.supported import supported_models
 
 QWEN3_5 = ("ForCausalLM", "ForConditionalGeneration", "MoeForCausalLM", "MoeForConditionalGeneration")
-PAGE = Path(__file__).parents[2] / "docs" / "supported-models.md"
-
-
-def test_the_page_is_what_the_registry_says() -> None:
-    """If this fails: penstock models --markdown > docs/supported-models.md"""
-    assert PAGE.read_text() == page(supported_models())
 
 
 def test_every_architecture_is_in_the_table_and_every_gguf_architecture_too() -> None:
@@ -65,7 +58,7 @@ def test_what_the_models_are() -> None:
     assert {row.gives for name, row in rows.items() if name in FAMILIES} == {"text"}
 
 
-@pytest.mark.parametrize("form", [[], ["--json"], ["--markdown"]])
+@pytest.mark.parametrize("form", [[], ["--json"]])
 def test_the_command_prints_every_architecture(form: list[str]) -> None:
     result = CliRunner().invoke(app, ["models", *form])
     assert result.exit_code == 0
@@ -79,7 +72,7 @@ def test_a_terminal_of_80_columns_shows_what_a_model_combines_with(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_supported(as_json=False, markdown=False)
+    print_supported(as_json=False)
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["MODELS", "RANKS", "QUANTISED", "CACHE", "DRAFTS", "GPU"]
     assert max(map(len, lines[: len(supported_models())])) <= 80

@@ -1,4 +1,4 @@
-"""Speculation changes no token: every method, greedy and sampled, for 200 seeds, preemption mixed in."""
+"""Speculation changes no token: every method, greedy and sampled, preemption mixed in."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,6 @@ from tests.checkpoints import write_tiny_checkpoint
 from tests.invariance.test_batch_invariance import Machine, tiny_vocab
 from tests.smollm2 import smollm2
 
-SEEDS = 200
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.05, "logprobs": 2},
@@ -24,10 +23,10 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-def asked(vocabulary: int) -> list[GenerateRequest]:
+def asked(vocabulary: int, seeds: int) -> list[GenerateRequest]:
     """Prompts that repeat themselves, in 40 tenants."""
     made = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         source = random.Random(seed)
         phrase = [source.randrange(vocabulary) for _ in range(source.randint(3, 12))]
         sampling = SamplingParams(seed=seed, max_tokens=40, **WAYS[seed % len(WAYS)])
@@ -38,10 +37,11 @@ def asked(vocabulary: int) -> list[GenerateRequest]:
     return made
 
 
+@pytest.mark.parametrize("seeds", [70, pytest.param(200, marks=pytest.mark.rare)])
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_no_token_changes(variant: str, tmp_path: Path) -> None:
+def test_no_token_changes(variant: str, seeds: int, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant))
-    wave = asked(tiny_vocab(variant))
+    wave = asked(tiny_vocab(variant), seeds)
     expected, scores = machine.run([wave], seqs=32), machine.logprobs
     guessed = [
         msgspec.structs.replace(

@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from penstock.kernels import OPS, Needs, Op, Platform, Provider, detect_platform, select_kernels
-from penstock.kernels.attention import ReferenceAttention, attention_inputs
+from penstock.kernels import Needs, Op, Platform, Provider, detect_platform, select_kernels
+from penstock.kernels.attention import ReferenceAttention
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, qk_norm_rope, rms_norm, silu_and_mul
 from penstock.kernels.linear import TorchLinear
 from penstock.kernels.native.loader import lacks_for_amx
 from penstock.kernels.native.session import Session
 from penstock.kernels.registry import reference
+from tests.kernels.op_cases import OPS, OpCase
+from tests.kernels.op_inputs import attention_inputs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLATFORMS = [Platform("cpu", "AVX2"), Platform("cpu", "AVX512"), detect_platform()]
@@ -31,7 +33,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def check(op: Op, function: Any, dtype: torch.dtype) -> None:
+def check(op: OpCase, function: Any, dtype: torch.dtype) -> None:
     expected = op.reference.make()
     for seed in range(3):
         for arguments in op.inputs(dtype, seed):
@@ -45,12 +47,12 @@ def check(op: Op, function: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("op", "provider", "dtype"), CASES)
-def test_provider_agrees_with_the_reference(op: Op, provider: Provider, dtype: torch.dtype) -> None:
+def test_provider_agrees_with_the_reference(op: OpCase, provider: Provider, dtype: torch.dtype) -> None:
     check(op, provider.make(), dtype)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_inputs_have_one_row_and_none(op: Op) -> None:
+def test_inputs_have_one_row_and_none(op: OpCase) -> None:
     rows = {
         argument.shape[0]
         for arguments in op.inputs(torch.float32, 0)
@@ -72,7 +74,7 @@ def test_the_check_notices_a_wrong_provider() -> None:
 
 def test_selection_prefers_a_supported_provider_and_falls_back() -> None:
     fast = Provider("fast", lambda: abs, lambda platform, needs: platform.capability == "AVX512")
-    op = Op("op", reference(lambda: abs), {}, lambda dtype, seed: iter(()), (fast,))
+    op = Op("op", reference(lambda: abs), (fast,))
     assert [op.select(platform, Needs(torch.float32)).name for platform in PLATFORMS[:2]] == ["torch", "fast"]
 
 

@@ -45,7 +45,7 @@ def runner_of(folder: Path, *, drafts: bool = True, **settings: Any) -> ModelRun
 
 
 def wave(variant: str) -> list[GenerateRequest]:
-    plain = [replace(each, request_id=f"plain {each.request_id}") for each in asked(tiny_vocab(variant))[:28]]
+    plain = [replace(each, request_id=f"plain {each.request_id}") for each in asked(tiny_vocab(variant), 28)]
     return plain + [repeating(seed) for seed in range(12)]
 
 
@@ -120,7 +120,7 @@ class AcceptsEveryDraft(ReferenceStep):
 
 
 def test_a_draft_that_is_accepted_wrongly_is_noticed(tiny_checkpoint: Checkpoint) -> None:
-    folder, wanted = tiny_checkpoint("qwen3"), asked(tiny_vocab("qwen3"))[:8]
+    folder, wanted = tiny_checkpoint("qwen3"), asked(tiny_vocab("qwen3"), 8)
     whole = serve(Server(runner_of(folder, drafts=False)), wanted, {})
     for kernels in (ReferenceStep(), AcceptsEveryDraft()):
         runner = runner_of(folder, step_kernels=kernels, attention=MirrorAttention())

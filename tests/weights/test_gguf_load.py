@@ -158,7 +158,7 @@ def test_codes_stay_codes(model: Path, dtype: torch.dtype) -> None:
     assert coded >= 2
 
 
-@pytest.mark.parametrize("packed", [NATIVE, ""])
+@pytest.mark.parametrize("packed", [NATIVE, pytest.param("", marks=pytest.mark.rare)])
 def test_a_real_file(packed: str) -> None:
     """SmolLM2: q and k of Q4_1, the embedding and some others of Q8_0."""
     path = smollm2()

@@ -50,7 +50,7 @@ def enable() -> None:
     """Lets Typer answer when a shell requests completions."""
     if VARIABLE in os.environ:
         os.environ.update(COLUMNS="1000")  # typer wraps a long help, whose second line would be another completion
-        from typer.completion import completion_init  # type: ignore[attr-defined]
+        from typer.completion import completion_init
 
         completion_init()
 

@@ -227,7 +227,6 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
 
 
 def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
-    """Serves a repository, without a model on the command line."""
     import uvloop
 
     from penstock.cli.address import bind, listen

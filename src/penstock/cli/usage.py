@@ -196,7 +196,6 @@ def _name(param: Any) -> str:
 
 
 def _value(param: Any, arguments: Sequence[str]) -> str:
-    """Returns the value that was given for a flag."""
     for at in range(len(arguments) - 1, -1, -1):
         flag, equals, value = arguments[at].partition("=")
         if flag in param.opts:

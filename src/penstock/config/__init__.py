@@ -12,28 +12,3 @@ from penstock.config.sizes import format_bytes, parse_bytes
 from penstock.config.sources import ConfigError, Given, read_settings
 from penstock.config.split import RankPlace, Split
 from penstock.config.weights import stored_as
-
-__all__ = [
-    "ConfigError",
-    "DoesNotFit",
-    "EngineConfig",
-    "Given",
-    "Hardware",
-    "MemoryPlan",
-    "ModelFacts",
-    "RankPlace",
-    "Resolved",
-    "ServerConfig",
-    "Split",
-    "detect_hardware",
-    "format_bytes",
-    "memory_table",
-    "parse_bytes",
-    "read_settings",
-    "resolve",
-    "resolve_front",
-    "resolve_server",
-    "size_memory",
-    "size_ranks",
-    "stored_as",
-]

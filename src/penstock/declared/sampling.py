@@ -9,9 +9,8 @@ To add a parameter:
 1. Add a row here. Add a line to `GivenSampling` in messages/sampling.py, from which the structs of all wires and of the
    library inherit, and a line to `SamplingParams` with the value that changes nothing.
 2. If it leaves out tokens, add an array of its name to `SamplingRows` (kernels/batch_arrays.py), and to `SampleOp` in
-   kernels/native/cpp/step_ops.h and kernels/native/step_structs.py. Define which tokens it keeps in
-   runtime/sampling/reference.py. kernels/native/cpp/isa/sampling/sampling.h and kernels/triton/sampling/filters.py must
-   keep the same ones.
+   kernels/native/cpp/step_ops.h. Define which tokens it keeps in runtime/sampling/reference.py.
+   kernels/native/cpp/isa/sampling/sampling.h and kernels/triton/sampling/filters.py must keep the same ones.
 3. `python scripts/document_tables.py` writes its row in docs/openai.md.
 
 A wire with another name for a parameter renames it in its own struct (frontend/ollama/fields.py). A struct that cannot

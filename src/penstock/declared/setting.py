@@ -41,8 +41,6 @@ ONE_WAY = Kind("switch", "", one_way=True)
 
 
 class Setting(NamedTuple):
-    """Describes a setting."""
-
     name: str
     kind: Kind
     help: str  # without a full stop
@@ -71,7 +69,6 @@ class Setting(NamedTuple):
 
     @property
     def flag_help(self) -> str:
-        """The help of its flag."""
         values = "" if len(self.kind.choices) > 6 else _any_of(self.kind.choices)
         default = self.default_in_words.replace("`", "")
         return f"{self.help}{values}." + (f" Default: {default}." if default not in ("", "false") else "")

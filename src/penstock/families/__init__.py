@@ -14,27 +14,3 @@ from penstock.families.registry import (
 )
 from penstock.families.shard import CannotSplit, check_split, rank_facts, shard
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
-
-__all__ = [
-    "FAMILIES",
-    "AttentionSpec",
-    "CannotSplit",
-    "GroupedQuerySpec",
-    "LatentSpec",
-    "LayerSpec",
-    "MoESpec",
-    "ModelSpec",
-    "Parameter",
-    "RecurrentSpec",
-    "RopeSpec",
-    "TensorSource",
-    "UnsupportedModel",
-    "check_split",
-    "load_end_tokens",
-    "load_generation_defaults",
-    "load_spec",
-    "model_facts",
-    "rank_facts",
-    "shard",
-    "spec_from_config",
-]

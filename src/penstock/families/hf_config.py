@@ -44,7 +44,6 @@ class HFConfig:
         return name in self._fields and self._fields[name] is None
 
     def names(self) -> list[str]:
-        """The fields that are there."""
         return list(self._fields)
 
     def integer(self, name: str, default: int | object = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
@@ -107,7 +106,6 @@ class HFConfig:
         return value
 
     def section(self, name: str) -> "HFConfig | None":
-        """A nested object."""
         value = self.get(name)
         if value is None:
             return None

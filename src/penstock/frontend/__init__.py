@@ -7,5 +7,3 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.serving import Serving
-
-__all__ = ["APIError", "ModelRegistry", "RequestLimits", "ServedModel", "Serving", "create_app", "serve"]

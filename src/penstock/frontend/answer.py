@@ -79,9 +79,7 @@ class Codec(Protocol):
         """An update as events, or nothing if the wire does not send it. `usage` holds the counts so far."""
         ...
 
-    def closing(self, usage: Usage) -> bytes:
-        """The bytes that end a stream."""
-        ...
+    def closing(self, usage: Usage) -> bytes: ...
 
     def failure(self, error: APIError) -> bytes:
         """The bytes that end a stream that failed after it began."""

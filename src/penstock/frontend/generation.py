@@ -46,8 +46,6 @@ class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Usage(msgspec.Struct):
-    """Counts of a call so far."""
-
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -59,8 +57,6 @@ class Usage(msgspec.Struct):
 
 
 class _ChoiceState:
-    """The state of one choice."""
-
     __slots__ = ("characters", "ended", "first", "index", "last", "text", "tokens")
 
     def __init__(self, index: int, text: OutputText) -> None:
@@ -74,8 +70,6 @@ class _ChoiceState:
 
 
 class _Progress:
-    """The state of one prompt's part."""
-
     __slots__ = ("choices", "held", "open", "part", "prompt_logprobs", "unfinished")
 
     def __init__(self, part: PromptPart, choices: list[_ChoiceState]) -> None:

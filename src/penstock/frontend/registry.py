@@ -45,7 +45,6 @@ class ModelRegistry:
             raise
 
     def remove(self, served: Serving) -> None:
-        """Removes a model: new requests do not find it."""
         self.all = tuple(each for each in self.all if each is not served)
 
     def names(self) -> list[str]:

@@ -56,8 +56,6 @@ ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The objects that all routes share."""
-
     models: ModelRegistry
     limits: RequestLimits
     seed: int | None
@@ -141,8 +139,6 @@ async def _enter(served: Serving, context: RequestContext) -> Version:
 
 
 class _MountedRoute(NamedTuple):
-    """A route, its wire, and the app that serves it."""
-
     route: WireRoute
     wire: Wire
     app: ASGIApp
@@ -194,7 +190,6 @@ def path_apps(site: Site, wires: Iterable[Wire]) -> dict[str, PathApp]:
 
 
 def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
-    """Returns the app of a route."""
     match route.kind:
         case "generate":
             return _GenerateRoute(site, wire, route)

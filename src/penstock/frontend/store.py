@@ -5,8 +5,6 @@ from typing import NamedTuple, Protocol
 
 
 class StoredModel(NamedTuple):
-    """A model on this machine."""
-
     name: str  # as commands take it
     size: int  # bytes
     modified: float  # seconds since the epoch

@@ -4,20 +4,3 @@ from penstock.gguf.header import GgufError, GgufTensor, read_floats, short
 from penstock.gguf.other_files import describe_other, not_a_model
 from penstock.gguf.parts import GgufFile, PartName, is_gguf, model_name, part_name, read_gguf
 from penstock.gguf.types import TYPES, TensorType
-
-__all__ = [
-    "TYPES",
-    "GgufError",
-    "GgufFile",
-    "GgufTensor",
-    "PartName",
-    "TensorType",
-    "describe_other",
-    "is_gguf",
-    "model_name",
-    "not_a_model",
-    "part_name",
-    "read_floats",
-    "read_gguf",
-    "short",
-]

@@ -3,20 +3,17 @@
 They round where transformers does: norms run in fp32, and families differ in when the weight is multiplied.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.registry import normals
-
 # See rms_norm. The first result is Any as it may be rows that a norm has quantised.
 RmsNorm = Callable[..., tuple[Any, Tensor]]
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
 
-ROWS = (0, 1, 7, 33)  # of generated inputs
 SWIGLU_LIMIT = 7.0
 
 
@@ -140,22 +137,3 @@ def normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     if offset:
         return (wide * scale).mul_(weight.float() + offset).to(x.dtype)
     return (wide * scale).to(x.dtype).mul_(weight)
-
-
-def rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in ROWS:
-        x = normal(rows, 72)
-        weight = normal(72)
-        yield x, None, weight, 1e-6, 0.0
-        yield x, normal(rows, 72), weight, 1e-5, 1.0
-        yield x, normal(rows, 72), weight, 1e-5, 0.0, 0.3
-
-
-def layer_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in ROWS:
-        x = normal(rows, 71) + 2
-        weight = normal(71)
-        yield x, None, weight, None, 1e-6
-        yield x, normal(rows, 71), weight, normal(71), 1e-5

@@ -1,6 +1,6 @@
 """Linears in torch: x W^T + b with the residual or activation that follows, logits, and embedding rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from penstock.kernels.elementwise import (
     silu_and_mul,
     swiglu_oai_and_mul,
 )
-from penstock.kernels.registry import normals
 
 SMALL_WEIGHT = 1 << 20  # elements: logits of weights up to this size, such as a router's, are computed in fp32
 ACTIVATIONS = {  # of gated weights
@@ -128,86 +127,3 @@ class TorchLinear:
         self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
     ) -> Tensor:
         return embedding(token_ids, weight.weight, scale, first)
-
-
-def linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 2, 3, 4, 5, 17, 515):
-        yield normal(rows, 40), normal(53, 40), None, None, 1.0
-        yield normal(rows, 37), normal(80, 37), normal(80), normal(rows, 80), 0.375
-    yield normal(5, 8209), normal(301, 8209), normal(301), None, 1.0
-
-
-def gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 3, 14):
-        for activation in ACTIVATIONS:
-            yield normal(rows, 40), normal(2 * 52, 40), None, activation
-            yield normal(rows, 64), normal(2 * 48, 64), normal(2 * 48), activation
-
-
-def activated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 3, 14):
-        for activation in UNGATED:
-            yield normal(rows, 40), normal(52, 40), None, activation
-            yield normal(rows, 64), normal(48, 64), normal(48), activation
-
-
-def by_head_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 2, 5, 17, 515):
-        yield normal(rows, 3 * 40), normal(3 * 48, 40), 3
-    yield normal(5, 2 * 520), normal(2 * 160, 520), 2
-    yield normal(9, 37), normal(53, 37), 1
-
-
-def logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 9):
-        yield normal(rows, 40), normal(131, 40), 1.0, 0.0
-        yield normal(rows, 40), normal(131, 40), 0.25, 0.0
-        yield normal(rows, 40), normal(131, 40), 2.0, 5.0
-
-
-def embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal, generator = normals(dtype, seed), torch.Generator().manual_seed(seed)
-    for rows in (0, 1, 7, 33):
-        for scale, first in ((1.0, None), (24**0.5, None), (1.5, 0), (1.0, 8)):
-            yield torch.randint(19 if first is None else 31, (rows,), generator=generator), normal(19, 24), scale, first
-
-
-def run_linear(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, bias, residual, scale = arguments
-    result: Tensor = linear(x, linear.pack(weight, bias), residual, scale=scale)
-    return result
-
-
-def run_by_head(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, heads = arguments
-    result: Tensor = linear.by_head(x, linear.pack(weight), heads)
-    return result
-
-
-def run_gated(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, bias, activation = arguments
-    result: Tensor = linear.gated(x, linear.pack(weight, bias, gated=True), activation)
-    return result
-
-
-def run_activated(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, bias, activation = arguments
-    result: Tensor = linear.activated(x, linear.pack(weight, bias), activation)
-    return result
-
-
-def run_logits(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, scale, softcap = arguments
-    result: Tensor = linear.logits(x, linear.pack(weight), scale=scale, softcap=softcap)
-    return result
-
-
-def run_embedding(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    token_ids, weight, scale, first = arguments
-    result: Tensor = linear.rows(token_ids, linear.pack(weight), scale, weight.dtype, first=first)
-    return result

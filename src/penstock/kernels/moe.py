@@ -1,14 +1,12 @@
 """A mixture of experts in torch: the routing of tokens, and the weighted sum of their experts' outputs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear import Linear, TorchLinear
-from penstock.kernels.registry import normals
+from penstock.kernels.linear import Linear
 from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutput
 
 
@@ -144,85 +142,3 @@ class TorchExperts:
         if shared is not None:
             total += shared.output.float() * (1.0 if shared.gate is None else shared.gate.sigmoid())
         return (total if residual is None else total + residual.float()).to(x.dtype)
-
-
-def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(logits, slots, normalize, scoring, bias, scales). Rounded logits have many ties."""
-    normal = normals(torch.float32, seed)
-    for tokens in (0, 1, 3, 70):
-        for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):
-            yield normal(tokens, experts) * 3, slots, experts % 2 == 0, SOFTMAX, None, None
-            yield normal(tokens, experts).round(), slots, experts % 2 == 1, SOFTMAX, None, normal(experts)
-        for scoring in (Scoring(sigmoid=True, scale=2.5), Scoring(True, 4, 2, True), Scoring(False, 6, 3, scale=1.5)):
-            bias = normal(24) if scoring.sigmoid else None
-            yield normal(tokens, 24), 4, scoring.sigmoid, scoring, bias, None
-
-
-def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(x, routing, count, gate_up, down, biases, activation, first, shared, residual, weigh_inputs)."""
-    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
-    route = TorchExperts(TorchLinear()).route
-    for tokens in (0, 1, 2, 9, 75):
-        for held, hidden, width, slots in ((7, 40, 24, 3), (4, 37, 9, 1), (6, 64, 48, 6)):
-            matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
-            x, residual = normal(tokens, hidden), normal(tokens, hidden)
-            everywhere = route(floats(tokens, held), slots, normalize=True)
-            yield x, everywhere, held, *matrices, (None, None), "silu", 0, None, None, False
-            gate = floats(tokens, 1) if slots > 1 else None
-            elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
-            yield (
-                x,
-                elsewhere,
-                held,
-                *matrices,
-                (None, None),
-                "gelu_tanh",
-                3,
-                SharedExpertOutput(normal(tokens, hidden), gate),
-                residual,
-                slots != 3,
-            )
-
-
-def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """As experts_inputs, with biases."""
-    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
-    for tokens in (0, 1, 2, 31):
-        held, hidden, width, slots = 5, 40, 24, 2
-        matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
-        routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
-        biases = normal(held * 2 * width), normal(held * hidden)
-        yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None, False
-
-
-def ungated_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """As experts_inputs, of experts without a gate."""
-    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
-    for tokens, activation in (
-        (0, "relu"),
-        (1, "relu"),
-        (2, "relu_squared"),
-        (9, "gelu"),
-        (75, "relu_squared"),
-    ):
-        held, hidden, width, slots = 7, 40, 25, 3
-        matrices = normal(held * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
-        routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
-        shared = SharedExpertOutput(normal(tokens, hidden), None) if tokens > 1 else None
-        yield normal(tokens, hidden), routing, held, *matrices, (None, None), activation, 0, shared, None, False
-
-
-def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
-    logits, slots, normalize, scoring, bias, scales = arguments
-    options = {"normalize": normalize, "scoring": scoring, "bias": bias, "scales": scales}
-    routing: Routing = experts.route(logits, slots, **options)
-    return routing
-
-
-def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, routing, count, gate_up, down, biases, activation, first, shared, residual, weigh_inputs = arguments
-    options = {"first": first, "shared": shared, "residual": residual, "weigh_inputs": weigh_inputs}
-    gated = len(gate_up) == 2 * down.shape[1] * count
-    matrices = experts.pack(gate_up, count, biases[0], gated=gated), experts.pack(down, count, biases[1])
-    result: Tensor = experts(x, routing, *matrices, activation, **options)
-    return result

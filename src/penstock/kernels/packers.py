@@ -13,7 +13,7 @@ from penstock.kernels.coded_rows import CodedRows
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
-from penstock.kernels.native.packer import NativePacking, section_at
+from penstock.kernels.native.packer import NativePacking, SectionPacker
 from penstock.kernels.native_limits import unsupported_quantization
 from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
@@ -154,32 +154,6 @@ class CodedPacker:
         return self._weight
 
 
-class DeviceSections:
-    """Provides CodePacker for sections of rows, each with a packer of its own. One call has rows of one section."""
-
-    def __init__(self, sections: Sequence[tuple[int, Packer]]) -> None:
-        """`sections` are (rows, packer), from the first row on."""
-        self._sections = sections
-
-    def put(self, start: int, rows: Tensor) -> None:
-        packer, first = section_at(self._sections, start)
-        packer.put(first, rows)
-
-    def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
-        packer, first = section_at(self._sections, start)
-        assert isinstance(packer, CodePacker)
-        packer.put_stored(first, rows, dtype)
-
-    def put_codes(self, start: int, rows: CodedRows) -> None:
-        packer, first = section_at(self._sections, start)
-        assert isinstance(packer, CodePacker)
-        packer.put_codes(first, rows)
-
-    def finish(self) -> JoinedWeight:
-        finished = (packer.finish() for _, packer in self._sections)
-        return JoinedWeight(tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in finished))
-
-
 class CannotQuantize(ValueError):
     """No provider here supports the quantisation; the message says why and what to change."""
 
@@ -229,6 +203,11 @@ def _on_device(dtype: str, quantization: str, group: int, device: torch.device) 
         ]
         if len({fmt for _, fmt in parts}) == 1:
             return single(shape, parts[0][1])
-        return DeviceSections([(rows, single((rows, *shape[1:]), fmt)) for rows, fmt in parts])
+        packers = [(rows, single((rows, *shape[1:]), fmt)) for rows, fmt in parts]
+        return SectionPacker(packers, _joined)
 
     return packer
+
+
+def _joined(sections: tuple[Any, ...]) -> JoinedWeight:
+    return JoinedWeight(tuple(DenseWeight(each, None) if isinstance(each, Tensor) else each for each in sections))

@@ -20,7 +20,6 @@ from penstock.kernels.ops import (
     LAYER_NORM,
     LINEAR,
     LINEAR_BY_HEAD,
-    OPS,
     PAGED_ATTENTION,
     PRODUCT,
     RECURRENCE,
@@ -114,7 +113,6 @@ def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
 
 
 __all__ = [
-    "OPS",
     "AttentionBatch",
     "CannotQuantize",
     "CodePacker",

@@ -4,16 +4,14 @@ The recurrence is computed token after token, each sequence by itself: a token's
 is divided nor on the rest of the batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, FIRST, LENGTH, UNIT_LINES
-from penstock.kernels.registry import normals
+from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, FIRST, LENGTH
 
 UNIT_EPS = 1e-6  # of the norm of queries and keys
 
@@ -148,54 +146,3 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     return x * y
-
-
-def sigmoid_gate_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = normals(dtype, seed)
-    for rows in (0, 1, 7, 33):
-        yield normal(rows, 72), normal(rows, 72)
-
-
-def recurrence_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Sequences that begin and that go on, in rows of any order: delta nets and Mamba 2."""
-    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
-    for key_heads, heads, key_dim, value_dim, taps in ((1, 1, 16, 16, 2), (2, 6, 24, 152, 4), (3, 3, 7, 9, 3)):
-        width = heads * value_dim
-        channels = 2 * key_heads * key_dim + width
-        for mamba, tiled in ((False, False), (False, True), (True, False)):
-            weights = RecurrenceWeights(
-                conv=floats(taps, channels),
-                conv_bias=floats(channels) if mamba else None,
-                decay=-floats(heads).exp(),
-                step_bias=floats(heads),
-                skip=floats(heads) if mamba else None,
-                norm=floats(width if mamba else value_dim),
-                key_heads=key_heads,
-                key_dim=key_dim,
-                norm_width=width // key_heads if mamba else value_dim,
-                eps=1e-2,
-                tiled=tiled,
-            )
-            for lengths, before in (((1,), (0,)), ((1, 5, 1, 9), (3, 0, 0, 2)), ((), ())):
-                units = torch.zeros(len(lengths), UNIT_LINES, dtype=torch.int32)
-                for i, (length, context) in enumerate(zip(lengths, before, strict=True)):
-                    line = {FIRST: sum(lengths[:i]), LENGTH: length, CONTEXT: context + length, BATCH_ROW: 4 - i}
-                    for place, number in line.items():
-                        units[i, place] = number
-                tokens = sum(lengths)
-                rates = floats(tokens, heads if mamba else 2 * heads)
-                states = floats(5, weights.matrices + (taps - 1) * channels)
-                yield normal(tokens, channels + width), rates, units, states, weights
-
-
-def run_recurrence(function: Recurrence, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """The output of units that begin their sequences, and of those given after them. How a state lies in memory is the
-    provider's own."""
-    inputs, rates, units, states, weights = arguments
-    states, begun = states.clone(), units.clone()
-    begun[:, CONTEXT] = begun[:, LENGTH]
-    first, second = (
-        function(given, rates, each.T.contiguous().T, states, weights)
-        for given, each in ((inputs, begun), (inputs.flip(0), units))
-    )
-    return first, second

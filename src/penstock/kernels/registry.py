@@ -1,10 +1,10 @@
 """Ops and their providers. Plain torch defines an op; providers compute the same faster on some machines.
 
 Providers are chosen once, when a model is loaded, and the model sees only the functions chosen. To add a provider,
-append it to its op's providers in ops.py: the parametrised test then compares it with the reference.
+append it to its op's providers in ops.py: tests then compare it with the reference.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,41 +64,19 @@ def has_fixed_triton(platform: Platform, needs: Needs) -> bool:
     return needs.deterministic and has_triton(platform, needs)
 
 
-def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:
-    """For input generators: a function from a shape to normal numbers. Each call draws the next ones."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator).to(dtype)
-
-
 def reference(make: Callable[[], Any]) -> Provider:
     """The provider in plain torch, which runs everywhere."""
     return Provider("torch", make, lambda platform, needs: True)
 
 
-def call(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Run an op on generated inputs, in the way that suits most ops."""
-    return function(*arguments)
-
-
 @dataclass(frozen=True)
 class Op:
-    """`reference` defines the result. A provider's may differ by `tolerance[dtype]`, relative to the largest value.
-
-    `inputs` draws argument tuples of a dtype from a seed: odd sizes, one row, none. `run` applies a provider's
-    function to one tuple and returns the tensors to compare.
-    """
+    """`reference` defines the result. A provider computes the same but for rounding."""
 
     name: str
     reference: Provider
-    tolerance: Mapping[torch.dtype, float]
-    inputs: Callable[[torch.dtype, int], Iterator[tuple[Any, ...]]]
     providers: tuple[Provider, ...] = ()  # the best first
-    run: Callable[[Any, tuple[Any, ...]], Any] = call
 
     def select(self, platform: Platform, needs: Needs) -> Provider:
         """The first provider that supports the platform, else the reference."""
         return next((p for p in self.providers if p.supports(platform, needs)), self.reference)
-
-
-EXACT: Mapping[torch.dtype, float] = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}
-ROUNDING: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -5,17 +5,3 @@ from penstock.models.collectives import Collectives
 from penstock.models.decoder import Decoder, Hidden, LanguageModel, StepInput
 from penstock.models.parameters import LayerParameters
 from penstock.models.product import Product
-
-__all__ = [
-    "Attention",
-    "AttentionKinds",
-    "Collectives",
-    "Decoder",
-    "GroupInput",
-    "Hidden",
-    "LanguageModel",
-    "LayerCache",
-    "LayerParameters",
-    "Product",
-    "StepInput",
-]

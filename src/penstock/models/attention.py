@@ -49,9 +49,7 @@ class Attention(Protocol):
     is computed for the sampled tokens only."""
 
     @property
-    def nbytes(self) -> int:
-        """Returns the bytes of the weights."""
-        ...
+    def nbytes(self) -> int: ...
 
     @property
     def input_product(self) -> Product | None:

@@ -55,7 +55,6 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of this block's weights."""
         norms = (self._attention_norm, self._attention_post_norm, self._mlp_norm, self._mlp_post_norm)
         others = (*norms, self._mlp, self._experts, self.per_layer)
         return self._attention.nbytes + sum(part.nbytes for part in others if part is not None)

@@ -34,8 +34,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({**UNGA
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a step."""
-
     token_ids: Tensor  # int64 [tokens], one text after the other
     lengths: Sequence[int]
     second: Sequence[int]  # for each text: where the second text of a pair begins, or its length
@@ -144,7 +142,6 @@ class Encoder:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of all weights."""
         packed = sum(each.nbytes for layer in self._layers for each in (layer.qkv, layer.output, layer.up, layer.down))
         return int(packed + sum(tensor.nbytes for tensor in self._parameters.values()))
 

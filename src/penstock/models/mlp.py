@@ -13,8 +13,6 @@ from penstock.models.product import Product
 
 @dataclass(frozen=True)
 class MLP:
-    """Computes an MLP."""
-
     activation: str
     up: Product  # of the gate too, if it is gated
     down: Product
@@ -26,7 +24,6 @@ class MLP:
 
     @property
     def input_product(self) -> Product:
-        """Returns the product that reads the input."""
         return self.up
 
     def __call__(self, x: Any, residual: Tensor | None = None) -> Tensor:
@@ -37,8 +34,6 @@ class MLP:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Computes a mixture of experts."""
-
     spec: MoESpec
     activation: str
     scoring: Scoring

@@ -31,7 +31,6 @@ class LayerParameters:
         return vector.new_ones(shape)
 
     def norm(self, name: str, model: ModelSpec) -> Norm:
-        """Returns the norm `name`, with its bias if there is one."""
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
         return Norm(self.vector(name), bias, model.norm_eps, model.norm_offset, model.layer_norm)
 

@@ -35,7 +35,6 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of the weight and its bias."""
         return int(self.weight.nbytes)
 
     @property

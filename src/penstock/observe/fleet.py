@@ -59,8 +59,6 @@ _COUNTERS: tuple[tuple[str, str, Callable[[MeasuredReplica], float]], ...] = (
 
 
 class FleetSeries:
-    """Registers the series."""
-
     def __init__(self, registry: CollectorRegistry, fleet: MeasuredFleet) -> None:
         self._fleet = fleet
         registry.register(self)

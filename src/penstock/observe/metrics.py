@@ -188,8 +188,6 @@ def _processes(usage: Callable[[], tuple[int, float]]) -> Iterator[Metric]:
 
 
 class _ModelSeries:
-    """The series of all models."""
-
     def __init__(self, models: dict[str, ModelMetrics], *, vllm_names: bool) -> None:
         self._models = models
         self._vllm_names = vllm_names

@@ -69,7 +69,6 @@ class ModelMetrics:
         self.operations: dict[str, Latencies] = {}
 
     def counts(self) -> Counts:
-        """Returns the counts of requests, without those of the engine."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "generation_tokens": self.generation_tokens,

@@ -54,8 +54,6 @@ class Change(NamedTuple):
 
 
 class Pending(Protocol):
-    """A job that was launched."""
-
     def ready(self) -> bool:
         """Returns True if `wait` would return at once."""
         ...

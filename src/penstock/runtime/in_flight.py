@@ -26,8 +26,6 @@ STATUS_ERRORS = {
 
 
 class InFlightStep(msgspec.Struct):
-    """A plan that is outstanding."""
-
     plan: StepPlan
     work: StepWork
     sampling: StepSampling | None  # on the rank that samples
@@ -97,7 +95,6 @@ class InFlightStep(msgspec.Struct):
                     errors.setdefault(work[i].seq, STATUS_ERRORS[state])
 
     def gained(self, outputs: StepOutputs) -> NDArray[np.int64]:
-        """How many tokens each unit of work gained."""
         units = self.work.units
         if outputs.accepted is None:
             return units.logits

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.batch_arrays import AHEAD, ROW, BatchRows, Chosen, EditRows, MaskRows, SamplingRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.step_structs import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
+from penstock.kernels.native.structs import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
 from penstock.messages import row_size
 from penstock.runtime.sampling.watermark import CONTEXT, GREEN_BELOW, GREEN_BIAS, Watermark
 

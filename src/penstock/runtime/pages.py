@@ -54,7 +54,6 @@ class KVPages:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the pages, without states."""
         return sum(pages.nbytes for pages in self.groups)
 
     def group_keys(self, group: int) -> Tensor | None:

@@ -9,19 +9,3 @@ from penstock.text.sandbox import RenderLimits
 from penstock.text.stops import StopStrings
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import TextTokens, Tokenizer, chat_template_sources
-
-__all__ = [
-    "ChatTemplate",
-    "ChatTemplateError",
-    "Detokenizer",
-    "GrammarChecker",
-    "GrammarError",
-    "OutputText",
-    "RenderLimits",
-    "StopStrings",
-    "TextChunk",
-    "TextTokens",
-    "Tokenizer",
-    "TokenizerError",
-    "chat_template_sources",
-]

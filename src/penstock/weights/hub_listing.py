@@ -41,7 +41,7 @@ class Listing(NamedTuple):
 
 def read_listing(endpoint: str, name: str, revision: str | None, headers: dict[str, str]) -> Listing:
     """Asks a hub for a revision. Raises HubError for an answer that cannot be right, and huggingface_hub's errors."""
-    from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import get_session, hf_raise_for_status
 
     path = f"{endpoint}/api/models/{name}"
     if revision is not None:

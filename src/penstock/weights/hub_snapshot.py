@@ -228,7 +228,7 @@ class Snapshot:
             )
 
     def _headers(self) -> dict[str, str]:
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+        from huggingface_hub.utils import build_hf_headers
 
         headers: dict[str, str] = build_hf_headers(library_name="penstock")
         return headers

@@ -72,7 +72,6 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
 MODELS: Sequence[str] = (  # in this order
     "models",
     "models --json",
-    "models --markdown",
     f"pull {HUB}",
     "list",
     "list --json",

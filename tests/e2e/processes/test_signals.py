@@ -98,7 +98,7 @@ def test_a_stopping_server_answers_until_load_balancers_have_noticed(tmp_path: P
     assert server.log.read_text().count("(--shutdown-delay)") == processes
 
 
-@pytest.mark.parametrize("launcher", ["timeout", "make"])
+@pytest.mark.parametrize("launcher", ["timeout", pytest.param("make", marks=pytest.mark.rare)])
 def test_a_launcher_that_passes_the_signal_on_does_not_end_the_wait(tmp_path: Path, launcher: str) -> None:
     """`timeout` signals its child and then its group; `make` passes on what its group has received, too."""
     port = free_port()

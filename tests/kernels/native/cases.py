@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import F32
-from penstock.kernels import OPS, AttentionBatch, Op
+from penstock.kernels import AttentionBatch
 from penstock.kernels.attention import unscaled
 from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
 from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear, Weight
@@ -40,6 +40,7 @@ from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import Window
 from tests.kernels.native.guarded import GuardedSession
 from tests.kernels.native.reference import GROUPED, formats_from_floats, grouped_formats, random_weight
+from tests.kernels.op_cases import OPS, OpCase
 from tests.runtime.sampling.samplers import Sampler
 from tests.runtime.sampling.test_sampler import some_choice
 
@@ -132,7 +133,7 @@ def cases() -> Iterator[Case]:
         yield f"sampling {vocab}", _sampling(vocab)
 
 
-def _run(op: Op, make: Callable[[Session], Any], arguments: tuple[Any, ...]) -> Callable[[Session], list[Tensor]]:
+def _run(op: OpCase, make: Callable[[Session], Any], arguments: tuple[Any, ...]) -> Callable[[Session], list[Tensor]]:
     def run(session: Session) -> list[Tensor]:
         result = op.run(make(session), arguments)
         return [result] if isinstance(result, Tensor) else list(result)

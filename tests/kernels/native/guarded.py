@@ -16,7 +16,6 @@ import numpy as np
 from penstock.config.weights import COLUMNS, WeightFormat, num_blocks
 from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.session import AnyOp, Session
-from penstock.kernels.native.step_structs import LogitEdits, PackedLogprobs, SampleOp
 from penstock.kernels.native.structs import (
     CODES,
     EPILOGUES,
@@ -30,11 +29,14 @@ from penstock.kernels.native.structs import (
     GateOp,
     LatentOp,
     LinearOp,
+    LogitEdits,
     Matrix,
     NormOp,
+    PackedLogprobs,
     RecurrenceOp,
     RotationOp,
     RouteOp,
+    SampleOp,
 )
 from penstock.kernels.native.team import ThreadTeam
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.ops import EXPERTS
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, Scheme, Weight, dense, pack
+from tests.kernels.op_cases import EXPERTS
 from tests.kernels.triton.device import there
 
 BF16 = ("fp8", 32, torch.bfloat16)

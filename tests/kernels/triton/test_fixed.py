@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import GGUF_FORMATS
-from penstock.kernels import Needs, Op, select_kernels
+from penstock.kernels import Needs, select_kernels
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.ops import EXPERTS, GATED_LINEAR, LINEAR, LOGITS, PAGED_ATTENTION
 from penstock.kernels.routing import Routing
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.experts import TritonExperts
@@ -18,6 +17,7 @@ from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import Weight, pack
 from penstock.messages import Window
+from tests.kernels.op_cases import EXPERTS, GATED_LINEAR, LINEAR, LOGITS, PAGED_ATTENTION, OpCase
 from tests.kernels.triton.device import there
 from tests.kernels.triton.test_attention import WHOLE, make
 from tests.kernels.triton.test_coded import random_codes
@@ -36,7 +36,7 @@ def equal(left: Tensor, right: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("op", [LINEAR, GATED_LINEAR, LOGITS, EXPERTS, PAGED_ATTENTION], ids=lambda op: op.name)
-def test_they_are_chosen_and_agree_with_the_reference(op: Op) -> None:
+def test_they_are_chosen_and_agree_with_the_reference(op: OpCase) -> None:
     needs = Needs(torch.bfloat16, deterministic=True)
     provider = op.select(GPU, needs)
     assert provider.name == "triton_fixed" and "linear=triton_fixed" in select_kernels(GPU, needs).fingerprint

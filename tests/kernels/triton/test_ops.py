@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.kernels import OPS, Needs, Op, Platform, select_kernels
+from penstock.kernels import Needs, Platform, select_kernels
+from tests.kernels.op_cases import OPS, OpCase
 from tests.kernels.triton.device import there
 
 GPU = Platform("cuda", "9.0")
@@ -24,7 +25,7 @@ CASES = [
 ]
 
 
-def inputs(op: Op, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+def inputs(op: OpCase, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for arguments in op.inputs(dtype, 0):
         if dtype == torch.bfloat16 or len(arguments[0]) <= LARGEST_REPEATED:
             yield arguments
@@ -35,7 +36,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-def test_provider_agrees_with_the_reference(op: Op, dtype: torch.dtype) -> None:
+def test_provider_agrees_with_the_reference(op: OpCase, dtype: torch.dtype) -> None:
     provider = op.select(GPU, Needs(dtype))
     assert provider.name == "triton", "in torch: see IN_TORCH"
     tried = 0

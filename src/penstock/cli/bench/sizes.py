@@ -9,8 +9,6 @@ from penstock.prepare.model import FoundModel, PreparedModel, find_model, prepar
 
 
 class BenchSizes(NamedTuple):
-    """Holds the sizes that a benchmark needs its engine to support."""
-
     asked_by: str  # the flag that sets the longest sequence: "--cases 1x256/64"
     context: int  # tokens of the longest sequence
     sequences: int  # that run as one batch

@@ -23,8 +23,6 @@ PLACEHOLDER = "Type a message, or /? for help"
 
 
 class Prompt:
-    """Reads one message after the other."""
-
     def __init__(self, keeps_history: Callable[[], bool]) -> None:
         self._session: PromptSession[str] = PromptSession(
             message=[("class:prompt", PROMPT)],

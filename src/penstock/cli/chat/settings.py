@@ -52,7 +52,6 @@ class ChatSettings:
         return "/set" if name in self._set else self._default[name][1]
 
     def shown(self, name: str) -> str:
-        """Returns the value as text."""
         value = self[name]
         if name in SWITCHES:
             return "on" if value else "off"

@@ -34,7 +34,6 @@ TO_QUANTIZE = typer.Argument(
 
 
 def add_model_commands(app: typer.Typer) -> None:
-    """Adds the commands to `app`, the command line."""
     app.command("list", help="List the models on this machine.")(_list)
     app.command("pull", cls=PlainUsage, help="Download a model from Hugging Face, or continue a download.")(_pull)
     app.command("show", help="Show a local model's architecture, size and context. Loads no weights.")(_show)
@@ -156,8 +155,7 @@ def _rm(
 
 def _models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/supported-models.md.")] = False,
 ) -> None:
     from penstock.cli.models.supported import print_supported
 
-    print_supported(as_json, markdown)
+    print_supported(as_json)

@@ -90,7 +90,6 @@ class LocalModelFacts:
 
     @property
     def size(self) -> int:
-        """Bytes of the model's files."""
         return model_bytes(self.path)
 
     @property

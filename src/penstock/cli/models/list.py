@@ -29,7 +29,6 @@ class ListedModel:
 
 
 def list_models(as_json: bool) -> None:
-    """Prints the models on this machine."""
     rows = _read(local_models())
     if as_json:
         print(json.dumps([_json(row) for row in rows], indent=2))

@@ -41,7 +41,6 @@ def ask(url: str, path: str, admin_key: str | None, query: str = "") -> None:
 
 
 def _refusal(error: urllib.error.HTTPError, address: str) -> str:
-    """The message of an error answer."""
     try:
         return str(json.loads(error.read(MAX_BYTES))["error"]["message"])
     except (ValueError, LookupError, TypeError):

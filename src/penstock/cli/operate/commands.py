@@ -10,7 +10,6 @@ KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server'
 
 
 def add_operate_commands(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
     app.command(
         "reload",
         short_help="Load a running server's model and settings again.",

@@ -92,7 +92,6 @@ def show_choices(console: Console, rows: list[Choice], devices: Devices) -> None
 
 
 def choice_json(row: Choice, devices: Devices) -> dict[str, Any]:
-    """Returns a choice for --json."""
     return {
         "quantization": row.weights,
         "kv_cache_dtype": row.pages,

@@ -87,7 +87,6 @@ def show_splits(console: Console, splits: list[PlannedSplit], devices: Devices) 
 
 
 def split_json(found: FoundModel, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
-    """Returns a split for --json."""
     engine = planned.resolved.engine
     costs = {"decode": (planned.decode, (1, 1)), "prefill": (planned.prefill, (engine.max_num_batched_tokens, 0))}
     steps = {}

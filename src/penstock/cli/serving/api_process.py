@@ -39,8 +39,6 @@ from penstock.text import Tokenizer
 
 
 class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The start parameters of an API process."""
-
     answers: AnswerSettings
     texts: str  # of `text_digest`
     created: int  # when the server started, in seconds since the epoch

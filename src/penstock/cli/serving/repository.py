@@ -168,7 +168,6 @@ class ServedRepository:
         return None if found is None else TextMember(found, self._requests)
 
     async def close(self) -> None:
-        """Ends its models."""
         if self._following is not None:
             self._following.cancel()
         await self.repository.close()

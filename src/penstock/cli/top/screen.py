@@ -84,7 +84,6 @@ def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableTy
 
 
 def _replicas(now: Scrape) -> "RenderableType":
-    """The engines of a fleet."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

@@ -26,7 +26,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_supported(self) -> bool:
-        """Whether our kernels run on it."""
         return has_capability(self.capability, LEAST_CAPABILITY)
 
 

@@ -56,28 +56,25 @@ _MIXTRAL = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+
+
+def _mlp_of(place: str, suffix: str) -> dict[str, str]:
+    """The three matrices of an MLP. `suffix` is that of llama.cpp's names."""
+    return {f"ffn_{part}{suffix}": f"{place}.{part}_proj" for part in ("gate", "up", "down")}
+
+
 _QWEN_MOE = {
     "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    **_mlp_of("mlp.experts.{}", "_exps"),
     "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    **_mlp_of("mlp.shared_expert", "_shexp"),
 }
 _LLAMA4 = {
-    "ffn_gate": "feed_forward.gate_proj",
-    "ffn_up": "feed_forward.up_proj",
-    "ffn_down": "feed_forward.down_proj",
+    **_mlp_of("feed_forward", ""),
     "ffn_gate_inp": "feed_forward.router",
-    "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
-    "ffn_up_exps": "feed_forward.experts.{}.up_proj",
-    "ffn_down_exps": "feed_forward.experts.{}.down_proj",
-    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
-    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
-    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    **_mlp_of("feed_forward.experts.{}", "_exps"),
+    **_mlp_of("feed_forward.shared_expert", "_shexp"),
 }
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
@@ -95,20 +92,14 @@ _GEMMA4 = {
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    **_mlp_of("mlp.experts.{}", "_exps"),
     "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_shexp": "shared_mlp.gate_proj",
-    "ffn_up_shexp": "shared_mlp.up_proj",
-    "ffn_down_shexp": "shared_mlp.down_proj",
+    **_mlp_of("mlp.experts.{}", "_exps"),
+    **_mlp_of("shared_mlp", "_shexp"),
 }
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GLM4 = {
@@ -124,16 +115,15 @@ _NEXT = {  # of layers that predict a token further on
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
-_GLM4_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
+_BIASED_MOE = {  # the choice of experts has a bias
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **_mlp_of("mlp.experts.{}", "_exps"),
+    **_mlp_of("mlp.shared_experts", "_shexp"),
+}
+_GLM4_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    **_BIASED_MOE,
     **_NEXT,
 }
 _DEEPSEEK = {
@@ -144,22 +134,13 @@ _DEEPSEEK = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_k_b": "self_attn.k_b_proj",  # kv_b_proj of a checkpoint in two: see kinds/latent.py
     "attn_v_b": "self_attn.v_b_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **_BIASED_MOE,
 }
 _GPT_OSS = {
     "attn_sinks.weight": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    **_mlp_of("mlp.experts.{}", "_exps"),
 }
 _GPT2 = {
     "attn_norm": "ln_1",

@@ -25,5 +25,3 @@ OPERATIONS = {
     "list_models": Operation(summary="List the model's names", shape=answers.MODELS),
     "show_model": Operation(summary="Show the model under one of its names", shape=answers.MODEL),
 }
-
-__all__ = ["OPERATIONS", "count_tokens", "encode_error", "list_models", "read_message", "show_model"]

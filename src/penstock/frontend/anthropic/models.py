@@ -10,7 +10,6 @@ from penstock.frontend.served import ServedModel
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The list of the models' names."""
     names = context.models.names()
     fields = {"data": [_fields(context.models.find(name).model, name) for name in names], "has_more": False}
     return orjson.dumps({**fields, "first_id": names[0], "last_id": names[-1]})

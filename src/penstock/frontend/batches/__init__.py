@@ -47,17 +47,3 @@ OPERATIONS = {
     "show_batch": Operation(summary="Show a batch and its counts", shape=answers.BATCH),
     "cancel_batch": Operation(summary="End a batch early", shape=answers.BATCH),
 }
-
-__all__ = [
-    "OPERATIONS",
-    "cancel_batch",
-    "create_batch",
-    "create_file",
-    "delete_file",
-    "encode_error",
-    "list_batches",
-    "list_files",
-    "show_batch",
-    "show_content",
-    "show_file",
-]

@@ -27,8 +27,6 @@ _SHOWN_PATH = 200  # bytes of a path in the log
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
-
     body: bytes
     status: int = 200
     content_type: bytes = JSON
@@ -82,7 +80,6 @@ async def respond(
 
 
 def trace_headers(scope: Scope) -> dict[str, str]:
-    """The headers of W3C Trace Context."""
     found = {name: header(scope, name) for name in (b"traceparent", b"tracestate")}
     return {name.decode(): value.decode("latin-1") for name, value in found.items() if value is not None}
 

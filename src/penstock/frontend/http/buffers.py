@@ -19,7 +19,6 @@ Refusal = Callable[[int, int], APIError]  # makes the error from the bytes in us
 
 
 def body_budget(limits: RequestLimits) -> "ByteBudget":
-    """The budget of bodies."""
     return ByteBudget(
         max(limits.max_buffered_bytes, limits.max_body_bytes), partial(_too_many_bodies, limits.retry_after)
     )

@@ -27,8 +27,6 @@ class Holder(NamedTuple):
 
 
 class Keys(Protocol):
-    """The keys that clients may send."""
-
     @property
     def required(self) -> bool:
         """False if requests without a key are answered."""

@@ -80,7 +80,6 @@ class _EarlyConnection(asyncio.Protocol):
 
 
 def _answer(request: bytes) -> bytes:
-    """The answer to a request with these headers."""
     method, _, rest = request.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
     if path in _LIVE:

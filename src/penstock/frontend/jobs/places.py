@@ -33,7 +33,6 @@ class BatchPlaces:
             raise
 
     def give_back(self, count: int = 1) -> None:
-        """Frees places."""
         self._taken -= count
         self._grant_after(0)
 

@@ -20,24 +20,6 @@ from penstock.frontend.kserve.models import (
     unload,
 )
 
-__all__ = [
-    "OPERATIONS",
-    "encode_error",
-    "is_ready",
-    "list_repository",
-    "load",
-    "read_generate",
-    "read_infer",
-    "read_infer_stream",
-    "read_stream",
-    "show_all_stats",
-    "show_config",
-    "show_model",
-    "show_server",
-    "show_stats",
-    "unload",
-]
-
 _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
 OPERATIONS: Mapping[str, Operation] = {

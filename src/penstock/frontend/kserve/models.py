@@ -114,7 +114,6 @@ async def show_stats(body: bytes, context: RequestContext) -> bytes:
 
 
 async def show_all_stats(body: bytes, context: RequestContext) -> bytes:
-    """The entries of all models."""
     ours = [{"name": name, "version": VERSION} for name in context.models.names()]
     others = [] if context.models.tensors is None else [each.statistics() for each in context.models.tensors.ready()]
     return orjson.dumps({"model_stats": [*ours, *others]})

@@ -78,7 +78,6 @@ async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Ans
 
 
 def has_rows(model: TensorModel) -> bool:
-    """Whether the model's tensors have a batch dimension."""
     return bool(model.config().get("max_batch_size"))
 
 

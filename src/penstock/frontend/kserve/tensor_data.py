@@ -48,7 +48,6 @@ def pack(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
 
 
 def pack_strings(parts: Sequence[bytes]) -> bytes:
-    """Returns the bytes of a BYTES tensor."""
     return b"".join(b"%b%b" % (len(part).to_bytes(LENGTH_BYTES, "little"), part) for part in parts)
 
 

@@ -52,22 +52,3 @@ OPERATIONS = {
         summary="Remove a model that is not served, with --manage-models", request=ModelFields, answer=None
     ),
 }
-
-__all__ = [
-    "OPERATIONS",
-    "copy",
-    "create",
-    "delete",
-    "embed",
-    "embeddings",
-    "encode_error",
-    "greet",
-    "list_models",
-    "list_running",
-    "pull",
-    "push",
-    "read_chat",
-    "read_generate",
-    "show_model",
-    "show_version",
-]

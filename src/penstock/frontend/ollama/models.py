@@ -41,7 +41,6 @@ async def list_models(body: bytes, context: RequestContext) -> bytes:
 
 
 async def list_running(body: bytes, context: RequestContext) -> bytes:
-    """The loaded models."""
     models = [served.model for served in context.models.all]
     more = {"expires_at": _NEVER, "size_vram": 0}
     running = [{**_fields(model, model.name), **more, "context_length": model.max_model_len} for model in models]

@@ -50,17 +50,3 @@ OPERATIONS = {
     ),
     "tokenizer_info": Operation(summary="Show the special tokens and the chat template", shape=answers.TOKENIZER),
 }
-
-__all__ = [
-    "OPERATIONS",
-    "ChatSocket",
-    "detokenize",
-    "embeddings",
-    "encode_error",
-    "list_models",
-    "read_chat",
-    "read_completion",
-    "show_model",
-    "tokenize",
-    "tokenizer_info",
-]

@@ -182,8 +182,6 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
 
 
 class ChatCodec:
-    """Encodes chat completions as OpenAI does."""
-
     stream_type = STREAM_TYPE
     heartbeat = HEARTBEAT
 

@@ -142,8 +142,6 @@ class _Echo:
 
 
 class CompletionCodec:
-    """Encodes completions as OpenAI does."""
-
     stream_type = STREAM_TYPE
     heartbeat = HEARTBEAT
 

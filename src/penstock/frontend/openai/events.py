@@ -53,7 +53,6 @@ def encode_failure(error: APIError) -> bytes:
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """The `usage` object of an answer."""
     fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

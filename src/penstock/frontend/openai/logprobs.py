@@ -39,14 +39,12 @@ class CompletionLogprobs:
             self.text_offset.append(base + offset)
 
     def extend(self, other: "CompletionLogprobs") -> None:
-        """Adds the tokens of another instance."""
         self.tokens += other.tokens
         self.token_logprobs += other.token_logprobs
         self.top_logprobs += other.top_logprobs
         self.text_offset += other.text_offset
 
     def fields(self) -> dict[str, Any]:
-        """The JSON object."""
         return {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,

@@ -9,7 +9,6 @@ from penstock.frontend.served import ServedModel
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The list of the models' names."""
     models = context.models
     return orjson.dumps({"object": "list", "data": [_fields(models.find(name).model, name) for name in models.names()]})
 

@@ -14,14 +14,3 @@ OPERATIONS = {
     "show_server": Operation(summary="The model, defaults of sampling parameters, and limits", shape=answers.SERVER),
     "show_load": Operation(summary="Counters, gauges and latencies, as the dashboard reads them", shape=answers.LOAD),
 }
-
-__all__ = [
-    "OPERATIONS",
-    "encode_error",
-    "show_dashboard",
-    "show_docs",
-    "show_file",
-    "show_load",
-    "show_playground",
-    "show_server",
-]

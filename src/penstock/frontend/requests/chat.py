@@ -20,8 +20,6 @@ _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_pro
 
 
 class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a chat's prompt."""
-
     messages: Sequence[Mapping[str, Any]]  # in OpenAI's form, checked
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form, checked
     variables: Mapping[str, Any] = msgspec.field(default_factory=dict)  # of the chat template

@@ -40,7 +40,6 @@ def read_page(query: bytes, *, limit: int = 20) -> Page:
 
 
 def write_page(items: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
-    """The body of a list."""
     ids = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
     return orjson.dumps({"object": "list", "data": items, **ids, "has_more": has_more})
 

@@ -28,5 +28,3 @@ OPERATIONS = {
         summary="Classify texts", shape=answers.CLASSES, request=ClassifyFields, example={"input": ["a river"]}
     ),
 }
-
-__all__ = ["OPERATIONS", "classify", "encode_error", "rerank", "rerank_v2", "score"]

@@ -30,15 +30,3 @@ OPERATIONS = {
         summary="List the input items of a stored response", shape=answers.INPUT_ITEMS, query=QUERY
     ),
 }
-
-__all__ = [
-    "OPERATIONS",
-    "ResponseSocket",
-    "cancel_response",
-    "count_input_tokens",
-    "create_response",
-    "delete_response",
-    "encode_error",
-    "list_input_items",
-    "show_response",
-]

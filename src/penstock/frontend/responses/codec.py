@@ -192,7 +192,6 @@ def _filled(item: dict[str, Any], kind: str, text: str, status: str) -> dict[str
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """The `usage` object of a response."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

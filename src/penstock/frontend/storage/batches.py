@@ -35,7 +35,6 @@ def add(connection: sqlite3.Connection, owner: str, fields: Fields, expires: int
 
 
 def save(connection: sqlite3.Connection, fields: Fields, *, ended: bool = False) -> None:
-    """Replaces the fields of a batch."""
     connection.execute(
         "UPDATE batches SET fields = ?, open = ? WHERE id = ?", (orjson.dumps(fields), int(not ended), fields["id"])
     )
@@ -82,7 +81,6 @@ def expire(connection: sqlite3.Connection) -> int:
 
 
 def shown(fields: Fields) -> Fields:
-    """The fields that clients see."""
     return {name: value for name, value in fields.items() if name not in _OWN}
 
 

@@ -8,7 +8,6 @@ from penstock.frontend.storage.database import Database
 
 
 async def read_chunks(storage: Database, file_id: str) -> AsyncIterator[bytes]:
-    """Yields the content of a file."""
     number = -1
     while (found := await storage.run(partial(files.next_chunk, file_id=file_id, after=number))) is not None:
         number, data = found

@@ -28,7 +28,6 @@ class StoredFile(NamedTuple):
     expires: int
 
     def shown(self) -> dict[str, Any]:
-        """The file object of OpenAI's API."""
         return {
             "id": self.id,
             "object": "file",
@@ -58,7 +57,6 @@ def append(connection: sqlite3.Connection, file_id: str, number: int, data: byte
 
 
 def append_all(connection: sqlite3.Connection, chunks: Iterable[Chunk]) -> None:
-    """Adds chunks as `append` does."""
     for chunk in chunks:
         append(connection, *chunk)
 
@@ -115,12 +113,10 @@ def numbers(connection: sqlite3.Connection, file_id: str, first: int, last: int)
 
 
 def count(connection: sqlite3.Connection, file_id: str) -> int:
-    """The number of a file's chunks."""
     return int(connection.execute("SELECT COUNT(*) FROM chunks WHERE file = ?", (file_id,)).fetchone()[0])
 
 
 def remove(connection: sqlite3.Connection, file_id: str) -> None:
-    """Deletes a file with its content."""
     connection.execute("DELETE FROM chunks WHERE file = ?", (file_id,))
     connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 

@@ -9,8 +9,6 @@ from penstock.frontend.tgi.fields import GenerateFields
 from penstock.frontend.tgi.generate import read_any, read_generate, read_stream
 from penstock.frontend.tgi.info import show_info
 
-__all__ = ["OPERATIONS", "encode_error", "read_any", "read_generate", "read_stream", "show_info"]
-
 _EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}}
 _STREAM = "text/event-stream"
 OPERATIONS: Mapping[str, Operation] = {

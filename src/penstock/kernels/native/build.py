@@ -76,7 +76,6 @@ def digest() -> str:
 
 
 def compiler() -> list[str]:
-    """The compiler's command: $CXX, or the first compiler found."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in ("c++", "g++", "clang++"):

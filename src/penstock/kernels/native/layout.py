@@ -50,6 +50,5 @@ class Layout:
 
 
 def native_format(fmt: WeightFormat) -> Format:
-    """The struct that native code takes."""
     codes, scales = CODES.index(fmt.codes), SCALES.index(fmt.scales)
     return Format(SCHEMES.index(fmt.scheme), codes, scales, fmt.mins, fmt.group, fmt.zero)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from penstock.kernels.native.build import CPP, digest
-from penstock.kernels.native.structs import PackJob, TaggedOp
+from penstock.kernels.native.structs import PackJob, RecordedOp
 
 LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # tests use other builds
 LOWER = "PENSTOCK_ISA"  # for tests and benchmarks: an instruction set below the best; "none": no native kernels
@@ -45,7 +45,7 @@ def native_library() -> ctypes.CDLL | None:
     library.penstock_dequantize.restype = c_int64
     library.penstock_dequantize.argtypes = (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p)
     stale = CPP.is_dir() and library.penstock_digest().decode() != digest()
-    if stale or library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
+    if stale or library.penstock_op_bytes() != ctypes.sizeof(RecordedOp):
         logger.warning(
             "%s was built from other sources than this version's, so torch's kernels are used, which are several "
             "times slower: reinstall penstock (in a clone: make install)",

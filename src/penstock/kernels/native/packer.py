@@ -1,7 +1,7 @@
 """Packs a weight while it is read: by rows, in any order, from several threads. Torch is imported only by `finish`."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 FILE_TYPES = ("F32", "BF16", "F16", *GGUF_FORMATS, CODED)  # of elements in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 _NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
-
-P = TypeVar("P")
 
 
 class NativePacker:
@@ -96,42 +94,43 @@ class NativePacker:
 
 
 class SectionPacker:
-    """Provides Packer for sections that have packers of their own. Rows that are put together belong to one section."""
+    """Provides CodePacker for sections that have packers of their own. Rows that are put together belong to one
+    section."""
 
-    def __init__(self, sections: Sequence[tuple[int, NativePacker]]) -> None:
-        """`sections` are (rows, packer), from the first row on."""
+    def __init__(self, sections: Sequence[tuple[int, Any]], join: Callable[[tuple[Any, ...]], Any]) -> None:
+        """`sections` are (rows, packer), from the first row on. `join` makes the weight of the finished sections."""
         self._sections = sections
+        self._join = join
 
     def put(self, start: int, rows: "Tensor") -> None:
-        packer, first = section_at(self._sections, start)
+        packer, first = self._at(start)
         packer.put(first, rows)
 
     def put_stored(self, start: int, rows: "Tensor", dtype: str) -> None:
-        packer, first = section_at(self._sections, start)
+        packer, first = self._at(start)
         packer.put_stored(first, rows, dtype)
 
     def put_codes(self, start: int, rows: CodedRows) -> None:
-        packer, first = section_at(self._sections, start)
+        packer, first = self._at(start)
         packer.put_codes(first, rows)
 
     def jobs(self, start: int, count: int, dtype: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
-        packer, first = section_at(self._sections, start)
-        return packer.jobs(first, count, dtype, row_stride)
+        """As NativePacker.jobs, if the sections have such packers."""
+        packer, first = self._at(start)
+        jobs: Iterator[tuple[int, PackJob]] = packer.jobs(first, count, dtype, row_stride)
+        return jobs
 
-    def finish(self) -> "SectionedWeight":
-        from penstock.kernels.native.packing import SectionedWeight
+    def finish(self) -> Any:
+        return self._join(tuple(packer.finish() for _, packer in self._sections))
 
-        return SectionedWeight(tuple(packer.finish() for _, packer in self._sections))
-
-
-def section_at(sections: Sequence[tuple[int, P]], start: int) -> tuple[P, int]:
-    """Returns the packer of a row, and the row's number there. `sections` are (number of rows, packer) in order."""
-    first = start
-    for rows, packer in sections:
-        if 0 <= first < rows:
-            return packer, first
-        first -= rows
-    raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
+    def _at(self, start: int) -> tuple[Any, int]:
+        """The packer of a row, and the row's number there."""
+        first = start
+        for rows, packer in self._sections:
+            if 0 <= first < rows:
+                return packer, first
+            first -= rows
+        raise ValueError(f"row {start} does not belong to a weight of {start - first} rows")
 
 
 class NativePacking:
@@ -156,7 +155,13 @@ class NativePacking:
             fmt, gated = cpu_format(kind, stored, *self._settings, sensitive=sensitive), kind == "gated"
             packer = NativePacker((rows, columns), fmt, gated=gated, memory=self._memory, experts=experts)
             packers.append((rows, packer))
-        return packers[0][1] if len(packers) == 1 else SectionPacker(packers)
+        return packers[0][1] if len(packers) == 1 else SectionPacker(packers, _sectioned)
+
+
+def _sectioned(sections: tuple["PackedWeight", ...]) -> "SectionedWeight":
+    from penstock.kernels.native.packing import SectionedWeight
+
+    return SectionedWeight(sections)
 
 
 def cannot_quantise(rows: int) -> str:

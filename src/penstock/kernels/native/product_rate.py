@@ -8,7 +8,7 @@ import numpy as np
 from penstock.config.weights import WeightFormat
 from penstock.kernels.native.layout import Layout, native_format
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.structs import F32, OPS, LinearOp, Matrix, TaggedOp
+from penstock.kernels.native.structs import F32, OPS, LinearOp, Matrix, RecordedOp
 from penstock.kernels.native.team import ThreadTeam
 
 SIDE = 1024  # of the weight
@@ -27,7 +27,7 @@ def product_rate(fmt: WeightFormat, threads: int) -> float:
     weight = Matrix(*(part if part is None else part.ctypes.data for part in parts.values()))
     weight.n = weight.k = SIDE
     weight.format = native_format(fmt)
-    ops = (TaggedOp * 1)()
+    ops = (RecordedOp * 1)()
     code = next(code for code, (_, kind) in enumerate(OPS) if kind is LinearOp)
     ops[0].code = code
     op = LinearOp(

@@ -4,24 +4,14 @@ run while the interpreter is busy."""
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from functools import cache
 
 from penstock.kernels.native.loader import LIBRARY
 from penstock.kernels.native.packer import cannot_quantise
-from penstock.kernels.native.structs import PackJob
+from penstock.kernels.native.structs import ReadFailure, ReadJob
 
 AT_ONCE = 4  # jobs that the waiting thread does between two progress reports
-
-
-class ReadJob(ctypes.Structure):
-    """Rows that lie together in a file, and the job that packs them."""
-
-    _fields_ = (("pack", PackJob), ("offset", c_int64), ("bytes", c_int64), ("file", c_int32))
-
-
-class _Failure(ctypes.Structure):
-    _fields_ = (("job", c_int64), ("end", c_int64), ("bad_rows", c_int64), ("error", c_int32))
 
 
 class ReadFailed(Exception):
@@ -53,7 +43,7 @@ class WeightReader:
         while (done := library.penstock_help(self._handle, AT_ONCE)) > before:
             advance(done - before)
             before = done
-        failure = _Failure()
+        failure = ReadFailure()
         library.penstock_read_wait(self._handle, ctypes.byref(failure))
         advance(library.penstock_help(self._handle, 0) - before)
         if failure.job >= 0:
@@ -70,7 +60,7 @@ class WeightReader:
             self.close()
 
 
-def _reason(failure: _Failure) -> str:
+def _reason(failure: ReadFailure) -> str:
     if failure.error:
         return os.strerror(failure.error)
     return cannot_quantise(failure.bad_rows) if failure.bad_rows else f"the file ended at byte {failure.end}"

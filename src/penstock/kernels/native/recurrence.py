@@ -53,11 +53,9 @@ class NativeRecurrence:
         return out
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Provides sigmoid_gate."""
         return self._gate(x, gate, plain=False)
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """Provides product."""
         return self._gate(x, y, plain=True)
 
     def _gate(self, x: Tensor, gate: Tensor, *, plain: bool) -> Tensor:

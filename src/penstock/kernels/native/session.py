@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.structs import OPS, AnyOp, LinearOp, TaggedOp
+from penstock.kernels.native.structs import OPS, AnyOp, LinearOp, RecordedOp
 from penstock.kernels.native.team import ThreadTeam
 
 _CODES: dict[type[Any], tuple[int, str]] = {kind: (code, name) for code, (name, kind) in enumerate(OPS)}
@@ -29,8 +29,6 @@ _OF_THREAD = threading.local()  # the sessions of each thread
 
 
 class TimedOp(NamedTuple):
-    """An op of a profiled program."""
-
     label: str  # the kind of op, or which product it is: "qkv", "head", ...
     op: AnyOp
     seconds: float
@@ -66,10 +64,10 @@ class Program:
         self._arena = _Arena()
         self._cells: dict[int, c_int64] = {}  # by the address of a tensor's memory
         self._kept: list[Any] = []
-        self._recorded: list[TaggedOp] = []
+        self._recorded: list[RecordedOp] = []
         self._labels: list[str] = []  # of the recorded ops
         self._calls: list[tuple[int, Callable[[], None]]] = []  # (after how many ops, function)
-        self._ops: ctypes.Array[TaggedOp] | None = None
+        self._ops: ctypes.Array[RecordedOp] | None = None
         # (ops, how many, function to call after them)
         self._segments: list[tuple[Any, int, Callable[[], None] | None]] = []
 
@@ -87,7 +85,7 @@ class Program:
         self._cells[tensor.untyped_storage().data_ptr()] = rows
         return tensor
 
-    def append(self, op: TaggedOp, label: str, keep: Sequence[Any]) -> None:
+    def append(self, op: RecordedOp, label: str, keep: Sequence[Any]) -> None:
         self._recorded.append(op)
         self._labels.append(label)
         self._kept.extend(keep)
@@ -111,10 +109,10 @@ class Program:
         setattr(self._ops[place].op, _CODES[type(op)][1], op)
 
     def end(self) -> None:
-        self._ops = (TaggedOp * len(self._recorded))(*self._recorded)
+        self._ops = (RecordedOp * len(self._recorded))(*self._recorded)
         begin = 0
         for end, call in (*self._calls, (len(self._recorded), None)):
-            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(TaggedOp)), end - begin, call))
+            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(RecordedOp)), end - begin, call))
             begin = end
 
     def __len__(self) -> int:
@@ -164,7 +162,7 @@ class Session:
         self.product = ""  # the name of the product that runs next: the label of its ops
         self._program: Program | None = None
         self._rows = c_int64()  # the rows of an op that runs at once
-        self._one = (TaggedOp * 1)()  # the op that runs at once
+        self._one = (RecordedOp * 1)()  # the op that runs at once
         self._op = self._one[0].op  # its fields, which every op overwrites
 
     def wake(self) -> None:
@@ -182,7 +180,6 @@ class Session:
         program.end()
 
     def rows(self, tensor: Tensor) -> int:
-        """The address of the tensor's number of rows."""
         if self._program is not None:
             return ctypes.addressof(self._program.cell(tensor))
         self._rows.value = tensor.shape[0]
@@ -207,7 +204,7 @@ class Session:
             setattr(self._op, name, op)
             self.team.run(self._one, 1)
             return
-        entry = TaggedOp(code)
+        entry = RecordedOp(code)
         setattr(entry.op, name, op)
         label = self.product if isinstance(op, LinearOp) else ""
         self._program.append(entry, label or name, keep)

@@ -68,7 +68,6 @@ def activate(gates, ups, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _gated(gate_up, column, width, ACTIVATION: tl.constexpr):
-    """Some columns of the row that starts at gate_up."""
     inside = column < width
     gates = tl.load(gate_up + column, mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(gate_up + width + column, mask=inside, other=0.0).to(tl.float32)

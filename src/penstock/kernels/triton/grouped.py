@@ -27,7 +27,6 @@ class ExpertStack:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of one matrix."""
         n, k = self.weight.shape
         return n // self.count, k
 

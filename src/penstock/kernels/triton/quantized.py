@@ -15,15 +15,12 @@ WARPS = 8
 
 
 class QuantizedRows(NamedTuple):
-    """Rows of values, with a scale each."""
-
     values: Tensor  # fp8 e4m3 or int8 [rows, width]
     scales: Tensor  # fp32 [rows, 1]: 0 for a row of zeros, NaN for one with a value that is not finite
     dtype: torch.dtype  # of the rows before, and of products of them
 
     @classmethod
     def empty(cls, like: Tensor, width: int, dtype: torch.dtype) -> "QuantizedRows":
-        """Allocates as many rows as `like` has."""
         rows = like.shape[0]
         values, scales = like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32)
         return cls(values, scales, like.dtype)

@@ -75,15 +75,11 @@ class Node:
 
 @dataclass(eq=False)
 class InputNode(Node):
-    """An input of the traced forward."""
-
     place: int  # among all that is given
 
 
 @dataclass(eq=False)
 class RowsNode(Node):
-    """The rows of an embedding."""
-
     module: nn.Embedding
 
 

@@ -7,8 +7,6 @@ import torch
 
 
 class MemoryUsage(NamedTuple):
-    """Bytes of a device's memory."""
-
     total: int  # the size of the device's memory
     free: int  # used by no process
     reserved: int  # by torch's allocator in this process: live tensors and its cache

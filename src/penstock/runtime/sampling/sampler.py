@@ -34,8 +34,6 @@ class StepSampling(NamedTuple):
 
 
 class _Edits(NamedTuple):
-    """The edits of one row."""
-
     params: SamplingParams
     bans: tuple[int, ...]  # stop tokens, banned while there are fewer outputs than min_tokens
     prompt: int  # tokens

@@ -4,13 +4,3 @@ from penstock.text.calls.chat_format import ChatFormat
 from penstock.text.calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from penstock.text.calls.parser import MessageParser
 from penstock.text.calls.parts import CallLimits, Part, ToolOutputError
-
-__all__ = [
-    "REASONING_FORMATS",
-    "TOOL_FORMATS",
-    "CallLimits",
-    "ChatFormat",
-    "MessageParser",
-    "Part",
-    "ToolOutputError",
-]

@@ -3,17 +3,3 @@
 from penstock.text.prompts.encoder import CHARS_PER_TOKEN, PromptEncoder, PromptTooLong
 from penstock.text.prompts.questions import EncodeChat, Encoded, EncodeInfill, EncodePair, EncodeText, PromptQuestion
 from penstock.text.prompts.workers import PromptTooSlow, PromptWorkers
-
-__all__ = [
-    "CHARS_PER_TOKEN",
-    "EncodeChat",
-    "EncodeInfill",
-    "EncodePair",
-    "EncodeText",
-    "Encoded",
-    "PromptEncoder",
-    "PromptQuestion",
-    "PromptTooLong",
-    "PromptTooSlow",
-    "PromptWorkers",
-]

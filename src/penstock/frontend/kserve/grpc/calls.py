@@ -38,15 +38,12 @@ _ANSWERED = (b"x-request-id", b"retry-after", b"x-should-retry")  # headers that
 
 
 class HTTPAnswer(NamedTuple):
-    """The answer of the app."""
-
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
 
     @property
     def message(self) -> str:
-        """The text of an error."""
         try:
             error = orjson.loads(self.body)["error"]
         except (ValueError, KeyError, TypeError):
@@ -59,8 +56,6 @@ class HTTPAnswer(NamedTuple):
 
 
 class Calls:
-    """Sends the request of a call to the app."""
-
     def __init__(self, app: Access, *, tls: bool) -> None:
         self._app = app
         self._scheme = "https" if tls else "http"

@@ -300,8 +300,6 @@ class _Health:
 
 
 def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
-    """The handler of a method without inference."""
-
     async def handle(request: Any, context: Any, unread: HeldBytes) -> Any:
         path, body = method.path, b"{}"
         if method.request == "LoadedModel":

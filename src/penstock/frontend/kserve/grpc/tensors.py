@@ -45,7 +45,6 @@ class InferInputs:
         self._request = request
 
     def body(self) -> bytes:
-        """The body for the HTTP route."""
         fields: dict[str, Any] = {"inputs": self._tensors, "parameters": self._parameters}
         if self._request.id:
             fields["id"] = self._request.id

@@ -1,5 +1,5 @@
 // The structs that Python passes, one per op of a model; step_ops.h has those of the ops around it. `native/structs.py`
-// mirrors them field by field.
+// reads them here: a field is `type name;` or `type name, other;`.
 //
 // Shapes are in elements. Sizes that vary by step (rows, sequences, items) are read through pointers, so that a
 // recorded program can be run again after changing only these numbers. Matrices are row-major, and rows are dense

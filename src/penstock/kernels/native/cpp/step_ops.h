@@ -1,5 +1,4 @@
-// The structs of the ops around a model's: the inputs of a step, and the choice of tokens. `native/step_structs.py`
-// mirrors them field by field. See ops.h for shapes.
+// The structs of the ops around a model's: the inputs of a step, and the choice of tokens. See ops.h for shapes.
 #pragma once
 
 #include <cstdint>
