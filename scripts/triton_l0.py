@@ -11,18 +11,24 @@ failed (with the last line of the error), and those that do not apply, with the 
 
 import argparse
 import contextlib
+import http.server
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.repository.onnx_files import FLOAT, model, node, put
 
 ADD_SUB = "onnx_float32_float32_float32"
 DELAYED = "dynamic_batching { preferred_batch_size: [ 2, 6 ], max_queue_delay_microseconds: 10000000 }\n"
@@ -37,6 +43,7 @@ class Case(NamedTuple):
     models: Callable[["Workshop", Path], None]  # fills the repository
     environment: Mapping[str, str] = MappingProxyType({})  # of the server and the test
     flags: tuple[str, ...] = ()  # of the server
+    place: str = "models"  # of the repository, within the copy of the suite that tests run in
 
 
 class Workshop:
@@ -51,6 +58,7 @@ class Workshop:
             "qa_model_repository": ("gen_qa_models.py", "--onnx"),
             "qa_variable_model_repository": ("gen_qa_models.py", "--onnx", "--variable"),
             "qa_identity_model_repository": ("gen_qa_identity_models.py", "--onnx"),
+            "qa_ensemble_model_repository": ("gen_qa_models.py", "--ensemble"),
         }[name]
         folder = self.work / name
         if not folder.exists():
@@ -154,16 +162,179 @@ def batcher() -> list[Case]:
     return cases
 
 
+EXPLICIT = ("--load-model", "none")
+SIMPLE = f"simple_{ADD_SUB}"
+IDENTITY = "onnx_zero_1_float32"
+
+
+def renamed(
+    workshop: Workshop, target: Path, kind: str, name: str, new: str, *, dims: str = "-1", more: str = ""
+) -> None:
+    """Copies an ONNX model under the name of a model that Triton's own backends have."""
+    shutil.copytree(workshop.made(kind) / name, target / new)
+    config = target / new / "config.pbtxt"
+    text = re.sub(r"dims: \[[^]]*\]", f"dims: [ {dims} ]", config.read_text().replace(f'"{name}"', f'"{new}"'))
+    config.write_text(f"{text}\n{more}")
+
+
+def simple_ensemble(workshop: Workshop, target: Path) -> None:
+    """The models of the suite; both versions of `simple` have the same file."""
+    suite = workshop.qa / "L0_simple_ensemble/models"
+    file = workshop.made("qa_model_repository") / "onnx_int32_int32_int32/1/model.onnx"
+    for name in ("simple", "ensemble_add_sub_int32_int32_int32"):
+        shutil.copytree(suite / name, target / name, dirs_exist_ok=True)
+    for version in ("1", "2"):
+        (target / "simple" / version).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target / "simple" / version / "model.onnx")
+
+
+def ensemble_and_member(workshop: Workshop, target: Path) -> None:
+    shutil.copytree(workshop.made("qa_ensemble_model_repository") / SIMPLE, target / SIMPLE)
+    shutil.copytree(workshop.made("qa_model_repository") / ADD_SUB, target / ADD_SUB)
+
+
+def one_row(workshop: Workshop, target: Path) -> None:
+    ensemble_and_member(workshop, target)
+    for name in (SIMPLE, ADD_SUB):
+        config = target / name / "config.pbtxt"
+        config.write_text(re.sub("max_batch_size:.*", "max_batch_size: 1", config.read_text()))
+
+
+def without_files(workshop: Workshop, target: Path, versions: str = "123") -> None:
+    shutil.copytree(workshop.made("qa_model_repository") / ADD_SUB, target / ADD_SUB)
+    for version in versions:
+        for path in (target / ADD_SUB / version).iterdir():
+            path.unlink()
+
+
+def without_version_1(workshop: Workshop, target: Path) -> None:
+    shutil.copytree(workshop.made("qa_model_repository") / ADD_SUB, target / ADD_SUB)
+    shutil.rmtree(target / ADD_SUB / "1")
+
+
+def loaded_together(workshop: Workshop, target: Path) -> None:
+    renamed(workshop, target, "qa_identity_model_repository", "onnx_zero_1_int32", "identity_zero_1_int32")
+    queued(workshop, target, "")
+
+
+def queued(workshop: Workshop, target: Path, rules: str) -> None:
+    """The models of L0_model_queue, with an ONNX model in the place of Triton's custom one."""
+    more = f"dynamic_batching {{ preferred_batch_size: [ 4, 8 ] {rules} }}" if rules else ""
+    renamed(workshop, target, "qa_identity_model_repository", IDENTITY, "custom_zero_1_float32", more=more)
+    config = target / "custom_zero_1_float32/config.pbtxt"
+    config.write_text(re.sub("max_batch_size:.*", "max_batch_size: 32", config.read_text()))
+    shutil.copytree(workshop.qa / "L0_model_queue/ensemble_zero_1_float32", target / "ensemble_zero_1_float32")
+
+
+def with_queue(rules: str) -> Callable[[Workshop, Path], None]:
+    return lambda workshop, target: queued(workshop, target, f"max_queue_delay_microseconds: 10000000 {rules}")
+
+
+def validated(workshop: Workshop, target: Path) -> None:
+    """Models with the inputs of those of the suite, which need Triton's Python backend."""
+    for path in (workshop.qa / "L0_input_validation/models").iterdir():
+        if path.name != "input_all_optional":
+            text = (path / "config.pbtxt").read_text()
+            inputs = [(name, FLOAT, ("n",)) for name in re.findall(r'"(INPUT\d)"', text)]
+            made = model([node("Identity", [inputs[0][0]], ["OUTPUT0"])], inputs, [("OUTPUT0", FLOAT, ("n",))])
+            put(target, path.name, made)
+            (target / path.name / "config.pbtxt").write_text(text.replace('"python"', '"onnxruntime"'))
+
+
+def shaped(workshop: Workshop, target: Path) -> None:
+    """The identity that the suite makes with TorchScript, as an archive of torch.export."""
+    import torch
+
+    name = "onnx_object_int32_int32"
+    shutil.copytree(workshop.made("qa_model_repository") / name, target / name)
+    (target / "pt_identity/1").mkdir(parents=True)
+    made = torch.export.export(
+        torch.nn.Identity(), (torch.zeros(2, 8),), dynamic_shapes={"input": {0: torch.export.Dim("n")}}
+    )
+    torch.export.save(made, target / "pt_identity/1/model.pt2")
+    tensor = "data_type: TYPE_FP32 dims: [8]"
+    (target / "pt_identity/config.pbtxt").write_text(
+        'backend: "pytorch" max_batch_size: 8 '
+        f'input [{{ name: "INPUT0" {tensor} }}] output [{{ name: "OUTPUT0" {tensor} }}] '
+        "dynamic_batching { max_queue_delay_microseconds: 1000000 }"
+    )
+
+
+def nothing(workshop: Workshop, target: Path) -> None:
+    pass
+
+
+def classified(workshop: Workshop, target: Path) -> None:
+    for name, new in ((IDENTITY, "identity_fp32"), ("onnx_zero_1_object", "identity_bytes")):
+        renamed(workshop, target, "qa_identity_model_repository", name, new)
+
+
+def lifecycle() -> list[Case]:
+    """The cases of L0_lifecycle with explicit control whose models are ONNX, or can be."""
+    models: dict[str, tuple[Callable[[Workshop, Path], None], tuple[str, ...]]] = {
+        "model_control": (one_row, EXPLICIT),
+        "model_control_fail": (without_files, EXPLICIT),
+        "model_control_ensemble": (one_row, EXPLICIT),
+        "config_override": (lambda workshop, target: without_files(workshop, target, "13"), EXPLICIT),
+        "file_override": (without_version_1, ("--load-model", ADD_SUB)),
+        "file_override_security": (without_version_1, ("--load-model", ADD_SUB)),
+        "concurrent_model_load_unload": (loaded_together, EXPLICIT),
+    }
+    return [
+        Case("L0_lifecycle", f"lifecycle_test.LifeCycleTest.test_{name}", fill, {}, flags)
+        for name, (fill, flags) in models.items()
+    ]
+
+
+def model_queue() -> list[Case]:
+    rules = {
+        "policy_delay": "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 100000 }",
+        "policy_reject": "default_queue_policy { default_timeout_microseconds: 100000 }",
+        "timeout_override": (
+            "default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 1000000 }"
+        ),
+        "priority_levels": "priority_levels: 2 default_priority_level: 2",
+    }
+    return [
+        Case("L0_model_queue", f"model_queue_test.ModelQueueTest.test_{name}", with_queue(text))
+        for name, text in rules.items()
+    ]
+
+
 CASES = [
     *batcher(),
     Case("L0_http", "http_test.HttpTest", identities, {"BACKENDS": "onnx"}),
     Case("L0_infer", "infer_test.InferTest", every_model, {"BACKENDS": "onnx", "ENSEMBLES": "0", "CPU_ONLY": "1"}),
+    Case("L0_simple_ensemble", "ensemble_test.EnsembleTest.test_ensemble_add_sub", simple_ensemble),
+    Case("L0_simple_ensemble", "ensemble_test.EnsembleTest.test_ensemble_add_sub_one_output", simple_ensemble),
+    *(
+        Case(
+            "L0_response_cache",
+            f"ensemble_cache_test.EnsembleCacheTest.test_ensemble_{name}",
+            ensemble_and_member,
+            {},
+            EXPLICIT,
+            "models/ensemble_models",
+        )
+        for name in ("top_level_response_cache", "all_models_cache_enabled", "composing_model_cache_enabled")
+    ),
+    *lifecycle(),
+    *model_queue(),
+    Case("L0_input_validation", "input_validation_test.InputValTest", validated),
+    Case("L0_input_validation", "input_validation_test.InputShapeTest", shaped),
+    Case("L0_input_validation", "input_validation_test.ModelNameValidationTest", nothing, {}, EXPLICIT),
+    *(
+        Case("L0_parameters", "class_count_test.ClassificationParameterTest", classified, {"CLIENT_TYPE": kind})
+        for kind in ("http", "grpc")
+    ),
 ]
 # Tests that need what ONNX models on a CPU do not have, by a part of their name.
 NOT_APPLICABLE = {
     "allow_ragged": "ragged batches need a backend of Triton's",
     "max_queue_delay_only": "a custom backend of Triton's",
     "preserve_ordering": "a custom backend of Triton's and its trace file",
+    "input_validation_all_optional": "Triton's Python backend",
+    "wrong_input_shape_tensor_size": "TensorRT",
 }
 
 
@@ -190,16 +361,37 @@ def server(models: Path, case: Case, log: Path) -> Iterator[None]:
             process.wait(60)
 
 
+@contextlib.contextmanager
+def metrics() -> Iterator[None]:
+    """Triton has a port for metrics, 8002: it shows Penstock's."""
+
+    class Metrics(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with urllib.request.urlopen("http://127.0.0.1:8000/metrics") as answer:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(answer.read())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 8002), Metrics) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
 def run(workshop: Workshop, case: Case) -> dict[str, str]:
     """Runs a case. Returns "passed", or why not, by test."""
-    models = workshop.work / "models"
-    shutil.rmtree(models, ignore_errors=True)
+    folder = workshop.work / "suite"  # a copy: tests change files
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(workshop.qa / case.suite, folder, ignore=shutil.ignore_patterns("models"))
+    models = folder / case.place
     models.mkdir(parents=True)
     case.models(workshop, models)
-    folder = workshop.qa / case.suite
     search = os.pathsep.join([str(workshop.qa / "common"), str(folder)])
     environment = {**os.environ, **case.environment, "PYTHONPATH": search, "TRITONSERVER_IPADDR": "localhost"}
-    with server(models, case, workshop.work / "server.log"):
+    with server(models, case, workshop.work / "server.log"), metrics():
         made = subprocess.run(
             [str(workshop.python), "-m", "unittest", "-v", case.test],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,

@@ -119,10 +119,7 @@ def matmuls(size: int, seed: int = 0) -> bytes:
 
 def spins(count: int) -> bytes:
     """A loop of `count` rounds: it takes long."""
-    body = part(
-        1,
-        part(1, "h") + part(2, "h2") + part(4, "Identity"),
-    )
+    body = part(1, part(1, "h") + part(2, "h2") + part(4, "Identity"))
     body += part(1, part(1, "c") + part(2, "c2") + part(4, "Identity")) + part(2, "b")
     for name, kind, dims in (("i", INT64, ()), ("c", 9, ()), ("h", FLOAT, ("n", 4))):
         body += value_info(11, (name, kind, dims))

@@ -31,7 +31,7 @@ def test_a_busy_model_waits_for_a_free_instance_or_for_others() -> None:
 
 
 def test_told_to_wait_it_waits_also_while_idle_but_a_full_batch_leaves() -> None:
-    rules = BatchRules(max_rows=4, max_wait=1.0, waits_when_idle=True)
+    rules = BatchRules(max_rows=4, max_wait=1.0, wait="always")
     batcher = queued(rules, 1, 2)
     assert batcher.plan(0.5) is None and batcher.next_due() == 1.0
     batcher.add(9, 1, 0, 0.6)
@@ -40,7 +40,7 @@ def test_told_to_wait_it_waits_also_while_idle_but_a_full_batch_leaves() -> None
 
 
 def test_preferred_sizes_leave_without_waiting() -> None:
-    rules = BatchRules(max_rows=8, max_wait=10.0, waits_when_idle=True, preferred=(2, 6))
+    rules = BatchRules(max_rows=8, max_wait=10.0, wait="always", preferred=(2, 6))
     assert (batch := queued(rules, 2).plan(0.0)) is not None and batch.reason == "preferred"
     assert queued(rules, 1).plan(0.0) is None and queued(rules, 3).plan(0.0) is None
     assert (batch := queued(rules, 7).plan(0.0)) is not None and batch.reason == "full"  # beyond the largest
@@ -53,7 +53,7 @@ def test_preferred_sizes_leave_without_waiting() -> None:
 
 
 def test_rows_count_and_shapes_divide() -> None:
-    batcher = Batcher(BatchRules(max_rows=4, max_wait=1.0, waits_when_idle=True))
+    batcher = Batcher(BatchRules(max_rows=4, max_wait=1.0, wait="always"))
     for number, group in enumerate("aab"):
         batcher.add(number, 1, group, 0.0)
     batch = batcher.plan(0.0)
@@ -63,14 +63,14 @@ def test_rows_count_and_shapes_divide() -> None:
 
 
 def test_static_batching_collects_or_times_out() -> None:
-    rules = BatchRules(max_rows=4, max_wait=0.05, mode="static", waits_when_idle=True)
+    rules = BatchRules(max_rows=4, max_wait=0.05, mode="static", wait="always")
     batcher = queued(rules, 1, 1)
     assert batcher.plan(0.04) is None
     assert (batch := batcher.plan(0.05)) is not None and batch.reason == "waited" and batch.rows == 2
 
 
 def test_levels_queue_limits_and_timeouts() -> None:
-    levels = (LevelRules(max_queue=1), LevelRules(timeout=1.0), LevelRules(timeout=1.0, delays=True, override=True))
+    levels = (LevelRules(max_queue=1), LevelRules(timeout=1.0), LevelRules(timeout=1.0, late="delay"))
     batcher = Batcher(BatchRules(max_rows=1, levels=levels, default_level=2))
     assert batcher.add(0, 1, 0, 0.0) is None and batcher.add(1, 1, 0, 0.0, level=1) is None
     assert batcher.add(2, 1, 0, 0.0, level=1) == "queue"
@@ -87,7 +87,7 @@ def test_levels_queue_limits_and_timeouts() -> None:
 
 
 def test_order_is_kept_on_demand() -> None:
-    batcher = queued(BatchRules(max_rows=1, instances=3, keeps_order=True), 1, 1, 1)
+    batcher = queued(BatchRules(max_rows=1, instances=3, keep_order=True), 1, 1, 1)
     one, two, three = (batcher.plan(0.0) for _ in range(3))
     assert one and two and three
     assert batcher.apply(three) == [] and batcher.apply(one) == [0] and batcher.apply(two) == [1, 2]
@@ -114,10 +114,10 @@ RULES = st.builds(
     instances=st.integers(1, 3),
     mode=st.sampled_from(["dynamic", "static", "none"]),
     max_wait=st.sampled_from([0.0, 2.0]),
-    waits_when_idle=st.booleans(),
+    wait=st.sampled_from(["busy", "always"]),
     preferred=st.sampled_from([(), (3,), (2, 4)]),
-    keeps_order=st.booleans(),
-    levels=st.sampled_from([(LevelRules(),), (LevelRules(3), LevelRules(0, 3.0, True, True), LevelRules(0, 3.0))]),
+    keep_order=st.booleans(),
+    levels=st.sampled_from([(LevelRules(),), (LevelRules(3), LevelRules(0, 3.0, "delay"), LevelRules(0, 3.0))]),
 )
 
 

@@ -27,6 +27,6 @@ def test_status_load_and_unload(tmp_path: Path) -> None:
         assert "doubled" in shown and "ready" in shown and "unavailable" in shown
         assert command("unload", "doubled").stdout == "doubled is unloaded\n"
         refused = command("load", "broken")
-        assert refused.returncode == 1 and "failed to load 'broken'" in refused.stderr
+        assert refused.returncode == 1 and "load failed for model 'broken'" in refused.stderr
         assert command("load", "doubled").returncode == 0
         assert "takes the name of a model" in command("load").stderr

@@ -1,13 +1,16 @@
 """Language models in a repository: one server chats, embeds and runs ONNX models, each in a process of its own."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.server import PATIENCE, Server, serving, wait_for
 from tests.engine.processes import children
+from tests.ports import free_port
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import put
 
@@ -21,6 +24,23 @@ outputs: [{name: OUT, datatype: BYTES, dims: [1]}]
 steps:
   - {model: same, inputs: {x: TEXT}, outputs: {y: prompt}}
   - {model: writer, inputs: {text_input: prompt, sampling_parameters: HOW}, outputs: {text_output: OUT}}
+"""
+ANSWERS = """
+max-batch-size: 4
+inputs: [{name: TEXT, datatype: BYTES, dims: [1]}, {name: HOW, datatype: BYTES, dims: [1], optional: true}]
+outputs:
+  - {name: ANSWER, datatype: BYTES, dims: [1]}
+  - {name: VECTOR, datatype: FP32, dims: [384]}
+  - {name: BACK, datatype: BYTES, dims: [1]}
+steps:
+  - {detokenize: writer, inputs: {input_ids: ids, attention_mask: mask}, outputs: {text: BACK}}
+  - model: writer
+    inputs: {input_ids: ids, attention_mask: mask, sampling_parameters: HOW}
+    outputs: {text_output: ANSWER}
+  - {tokenize: writer, inputs: {text: TEXT}, outputs: {input_ids: ids, attention_mask: mask}}
+  - switch: length(TEXT) > 5
+    then: [{model: embedder, inputs: {text_input: ANSWER}, outputs: {embedding: VECTOR}}]
+    else: [{model: embedder, inputs: {text_input: TEXT}, outputs: {embedding: VECTOR}}]
 """
 RANKS = """
 max-batch-size: 4
@@ -41,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(found, "doubled", files.scale(2))
     put(found, "same", files.identity(files.STRING, ("n", "m")))
     put(found, "halved", files.scale(0.5, width=384))
-    for name, steps in (("writes", WRITES), ("ranks", RANKS)):
+    for name, steps in (("writes", WRITES), ("ranks", RANKS), ("answers", ANSWERS)):
         (found / name).mkdir()
         (found / name / "model.yaml").write_text(steps)
     (found / "wrong").mkdir()
@@ -50,9 +70,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, grpc_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log, "--repository", str(root), "--state-dir", "none", model=None) as running:
+    flags = ("--repository", str(root), "--grpc-port", str(grpc_port), "--state-dir", "none")
+    with serving(log, *flags, model=None) as running:
         yield running
 
 
@@ -80,7 +106,7 @@ def test_one_server_writes_embeds_and_infers(server: Server) -> None:
     assert wrong.status_code == 404 and "'doubled' is not served here" in wrong.json()["error"]["message"]
 
 
-def test_an_ensemble_of_a_language_model_and_of_an_embedder(server: Server) -> None:
+def test_a_pipeline_of_a_language_model_and_of_an_embedder(server: Server) -> None:
     how = '{"max_tokens": 4, "temperature": 0}'
     inputs = [
         {"name": name, "datatype": "BYTES", "shape": [2, 1], "data": data}
@@ -97,6 +123,53 @@ def test_an_ensemble_of_a_language_model_and_of_an_embedder(server: Server) -> N
     assert halves == pytest.approx([value / 2 for value in vector], rel=1e-5)
 
 
+def test_a_pipeline_streams_the_text_of_a_language_model(server: Server) -> None:
+    how = json.dumps({"max_tokens": 6, "temperature": 0})
+
+    def inputs(*texts: str) -> list[dict[str, Any]]:
+        given = (("TEXT", list(texts)), ("HOW", [how] * len(texts)))
+        return [{"name": name, "datatype": "BYTES", "shape": [len(texts), 1], "data": data} for name, data in given]
+
+    texts = ("def add(a, b):", "x =")
+    answer = server.post("/v2/models/answers/infer", {"inputs": inputs(*texts)})
+    assert answer.status_code == 200, answer.text
+    whole, vector, back = (output["data"] for output in answer.json()["outputs"])
+    assert back == list(texts) and len(vector) == 2 * 384
+    for text, found in zip(texts, whole, strict=True):
+        body = {"model": "writer", "prompt": text, "max_tokens": 6, "temperature": 0}
+        assert server.post("/v1/completions", body).json()["choices"][0]["text"] == found
+
+    lines = server.post("/v2/models/answers/infer_stream", {"inputs": inputs(texts[0])}).text.split("\n\n")
+    *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "".join(piece["outputs"][0]["data"][0] for piece in pieces) == whole[0] and len(pieces) > 1
+    assert last["parameters"] == {"triton_final_response": True}
+    assert [output["name"] for output in last["outputs"]] == ["VECTOR", "BACK"]
+    refused = server.post("/v2/models/answers/infer_stream", {"inputs": inputs(*texts)})
+    assert refused.status_code == 400 and "a stream has one row" in refused.json()["error"]
+
+
+def test_a_pipeline_streams_over_grpc(server: Server, grpc_port: int) -> None:
+    grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
+    from penstock.frontend.kserve.grpc.messages import INFERENCE, MESSAGES
+    from penstock.messages.arrays import pack_strings
+
+    request = MESSAGES["InferRequest"](model_name="answers", id="7")
+    for name, text in (("TEXT", b"def add(a, b):"), ("HOW", b'{"max_tokens": 6, "temperature": 0}')):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
+        request.raw_input_contents.append(pack_strings([text]))
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        call = channel.stream_stream(
+            f"/{INFERENCE}/ModelStreamInfer",
+            MESSAGES["InferRequest"].SerializeToString,
+            MESSAGES["StreamAnswer"].FromString,
+        )
+        *pieces, last = list(call(iter([request]), timeout=PATIENCE))
+    assert not last.error_message and len(pieces) > 1
+    assert [len(piece.infer_response.outputs) for piece in pieces] == [1] * len(pieces)
+    assert [output.name for output in last.infer_response.outputs] == ["VECTOR", "BACK"]
+    assert last.infer_response.parameters[0].value.bool_param and last.infer_response.id == "7"
+
+
 def test_a_setting_of_the_server_is_refused_by_name(server: Server) -> None:
     rows = {row["name"]: row for row in server.post("/v2/repository/index", {}).json()}
     assert rows["writer"]["state"] == rows["embedder"]["state"] == "READY"
@@ -105,9 +178,6 @@ def test_a_setting_of_the_server_is_refused_by_name(server: Server) -> None:
 
 
 def test_an_engine_comes_and_goes_beside_the_others(server: Server, root: Path) -> None:
-    refused = server.post("/v2/repository/models/writer/unload", {})
-    assert refused.status_code == 400 and "ensemble 'writes' needs it" in refused.json()["error"]
-    assert server.post("/v2/repository/models/writes/unload", {}).status_code == 200
     before = set(children(server.process.pid))
     assert server.post("/v2/repository/models/writer/unload", {}).status_code == 200
     assert complete(server).status_code == 404 and embed(server).status_code == 200
@@ -139,7 +209,7 @@ def test_a_model_beside_a_repository(tmp_path: Path, root: Path) -> None:
             "writer": None,
             "embedder": None,
             "wrong": None,
-        } | dict.fromkeys(("same", "halved", "writes", "ranks"))
+        } | dict.fromkeys(("same", "halved", "writes", "ranks", "answers"))
 
 
 @pytest.mark.parametrize(

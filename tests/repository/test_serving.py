@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from penstock.frontend.kserve.tensor_data import pack_strings
+from penstock.messages.arrays import pack_strings
 from tests.e2e.server import PATIENCE, Server, serving, wait_for
 from tests.engine.processes import children
 from tests.ports import free_port
@@ -200,7 +200,7 @@ def test_what_clients_read_of_a_model(served: Served) -> None:
     index = served.index()
     assert index["addsub", "1"] == "READY" and index["broken", "1"] == "UNAVAILABLE"
     metrics = served.server.get("/metrics").text
-    assert 'nv_inference_count_total{model="addsub",version="1"}' in metrics
+    assert 'nv_inference_count{model="addsub",version="1"}' in metrics
     assert 'penstock_batches_total{model="addsub",reason=' in metrics
 
 
@@ -208,7 +208,12 @@ def test_what_clients_read_of_a_model(served: Served) -> None:
     ("model", "inputs", "status", "message"),
     [
         ("doubled", [tensor("x", [1, 2], [1, 2])], 400, "unexpected shape for input 'x'"),
-        ("doubled", [tensor("x", [1, 2, 3], [1, 4])], 400, "unexpected total byte size 12 for input 'x', expecting 16"),
+        (
+            "doubled",
+            [tensor("x", [1, 2, 3], [1, 4])],
+            400,
+            "input byte size mismatch for input 'x' for model 'doubled'. Expected 16, got 12",
+        ),
         ("doubled", [tensor("x", [1] * 4, [1, 4], "FP64")], 400, "data-type is 'FP64'"),
         ("doubled", [tensor("z", [1] * 4, [1, 4])], 400, "missing required input(s) ['x']"),
         ("doubled", [X, tensor("z", [1] * 4, [1, 4])], 400, "unexpected inference input 'z'"),
@@ -248,7 +253,7 @@ def test_errors_of_binary_bodies(served: Served) -> None:
     assert "0 bytes follow" in refused(text, str(len(text)))
     assert "1 bytes follow" in refused(text + bytes(17), str(len(text)))
     assert "Inference-Header-Content-Length is '999'" in refused(text, "999")
-    assert "expecting 16" in refused(
+    assert "Expected 16" in refused(
         json.dumps({"inputs": [{**field, "parameters": {"binary_data_size": 4}}]}).encode() + bytes(4),
         str(len(text) - 1),
     )
@@ -290,9 +295,12 @@ def test_a_request_that_fails_fails_alone(served: Served) -> None:
 
 
 def test_an_ensemble(served: Served) -> None:
-    assert served.data("chained", tensor("IN", [1, 2, 3, 4], [1, 4])) == [3, 6, 9, 12]
-    answer = served.load("doubled", "unload")
-    assert answer.status_code == 400 and "ensemble 'chained' needs it" in answer.json()["error"]
+    given = tensor("IN", [1, 2, 3, 4], [1, 4])
+    assert served.data("chained", given) == [3, 6, 9, 12]
+    assert served.load("doubled", "unload").status_code == 200  # and what needs it
+    assert served.infer("chained", given).status_code == 404
+    assert served.load("chained").status_code == 200  # and its members
+    assert served.data("chained", given) == [3, 6, 9, 12] and served.data("doubled", X)[0] == 2
 
 
 def test_a_new_version_takes_over_and_one_that_fails_does_not(served: Served) -> None:
@@ -306,7 +314,7 @@ def test_a_new_version_takes_over_and_one_that_fails_does_not(served: Served) ->
     assert served.server.get("/v2/models/moving").json()["versions"] == ["1", "2"]
     put(root, "moving", b"no model", 2)
     answer = served.load("moving")
-    assert answer.status_code == 400 and "failed to load 'moving'" in answer.json()["error"]
+    assert answer.status_code == 400 and "load failed for model 'moving'" in answer.json()["error"]
     assert served.data("moving", X)[0] == 20  # the version that served goes on
     put(root, "moving", files.scale(30), 2)
     assert served.load("moving").status_code == 200 and served.data("moving", X)[0] == 30
@@ -323,7 +331,11 @@ def test_settings_and_files_come_with_a_request(served: Served) -> None:
     assert served.load("doubled", config=config, **file).status_code == 200
     assert served.data("doubled", X)[0] == 5
     assert served.server.get("/v2/models/doubled/config").json()["max_batch_size"] == 3
-    assert served.load("doubled").status_code == 200 and served.data("doubled", X)[0] == 2
+    assert (
+        served.load("doubled").status_code == 200 and served.data("doubled", X)[0] == 5
+    )  # they hold until it is unloaded
+    assert served.load("doubled", "unload").status_code == 200
+    assert served.load("chained").status_code == 200 and served.data("doubled", X)[0] == 2
     for name in ("file:../x", "file:/etc/x", "file:1/../../x"):
         answer = served.load("doubled", config=config, **{name: ""})
         assert answer.status_code == 400 and "not within the model's folder" in answer.json()["error"], answer.text

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
 from msgspec.structs import replace
 
@@ -16,9 +18,10 @@ from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.pooling import check_generates
+from penstock.frontend.tenants.account import RequestAccount
 from penstock.frontend.tenants.office import TenantOffice
 from penstock.frontend.versions.serving import Serving, Version
-from penstock.frontend.wires import OPENAI, RESPONSES
+from penstock.frontend.wires import OPENAI, RESPONSES, Wire, WireRoute
 from penstock.messages import EngineError
 
 _log = logging.getLogger("penstock.frontend")
@@ -69,9 +72,25 @@ class LocalRequests:
         made = await self._try(path, body, request_id, tenant)
         return _ROUTES[path][0].encode_error(made) if isinstance(made, APIError) else made
 
-    async def _try(self, path: str, body: bytes, request_id: str, tenant: str) -> Answer | APIError:
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator[str, None]:
+        """Yields the text of a request's only choice in pieces; the last may be empty. Closing it aborts the request.
+
+        Raises APIError, RequestRejected and EngineError.
+        """
         wire, route = _ROUTES[path]
-        function = getattr(wire.package, route.function)
+        with self._context(route, secrets.token_hex(12), "", None) as context:
+            call: Call = await getattr(wire.package, route.function)(body, context)
+            model, metrics = call.context.model, call.context.metrics
+            generation = Generation(model, call.parts, metrics, call.operation, time.monotonic())
+            async with aclosing(generation.updates()) as updates:
+                async for update in updates:
+                    yield update.text
+
+    @contextmanager
+    def _context(
+        self, route: WireRoute, request_id: str, tenant: str, account: RequestAccount | None
+    ) -> Iterator[RequestContext]:
+        """Yields the context of a request. The versions that it uses stay until the block ends."""
         entered: list[Version] = []
 
         async def enter(served: Serving) -> Version:
@@ -81,29 +100,30 @@ class LocalRequests:
                 check_generates(version.model)
             return version
 
+        try:
+            yield RequestContext(
+                models=self._models,
+                enter=enter,
+                limits=self._limits,
+                id=request_id,
+                account=account,
+                created=int(time.time()),
+                tenant=tenant,
+                seed=self._seed,
+            )
+        finally:
+            for version in entered:
+                self._own -= 1
+                version.leave()
+
+    async def _try(self, path: str, body: bytes, request_id: str, tenant: str) -> Answer | APIError:
+        wire, route = _ROUTES[path]
         answer_id = request_id or secrets.token_hex(12)
         account = None if self._office is None else self._office.open_batch(tenant, answer_id)
         status = 503
-        context = RequestContext(
-            models=self._models,
-            enter=enter,
-            limits=self._limits,
-            id=answer_id,
-            account=account,
-            created=int(time.time()),
-            tenant=tenant,
-            seed=self._seed,
-        )
         try:
-            if route.kind == "answer":
-                made = Answer(await function(body, context))
-                status = 200
-                return made
-            call: Call = await function(body, context)
-            parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
-            model, metrics = call.context.model, call.context.metrics
-            generation = Generation(model, parts, metrics, call.operation, time.monotonic())
-            made = Answer(await collect(generation, call.codec))
+            with self._context(route, answer_id, tenant, account) as context:
+                made = await self._answer(wire, route, body, context)
             status = 200
             return made
         except EngineError:
@@ -117,9 +137,16 @@ class LocalRequests:
         finally:
             if account is not None and status not in (429, 503):  # these are tried again under the same id
                 account.close(route=path, status=status)
-            for version in entered:
-                self._own -= 1
-                version.leave()
+
+    async def _answer(self, wire: Wire, route: WireRoute, body: bytes, context: RequestContext) -> Answer:
+        function = getattr(wire.package, route.function)
+        if route.kind == "answer":
+            return Answer(await function(body, context))
+        call: Call = await function(body, context)
+        parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
+        model, metrics = call.context.model, call.context.metrics
+        generation = Generation(model, parts, metrics, call.operation, time.monotonic())
+        return Answer(await collect(generation, call.codec))
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """Like `answer`, but waits while the queue is full, and while the engine is started again. A request that fails

@@ -210,7 +210,8 @@ class _Route:
 
 
 class _GenerateRoute(_Route):
-    """A route that generates text. Its function parses the body into a Call, whose output is streamed or collected."""
+    """A route that generates text. Its function parses the body into a Call, whose output is streamed or collected. A
+    one-shot model answers itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, info = self._site, request_info(scope)
@@ -230,9 +231,12 @@ class _GenerateRoute(_Route):
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
             async with while_connected(receive):
                 with site.context(scope, self._wire, held, check_generates) as context:
-                    call = cast(Call | Answer, await read(body, context))
+                    call = cast(Call | Answer | StreamedAnswer, await read(body, context))
                     del body
                     held.release()
+                    if isinstance(call, StreamedAnswer):
+                        await _send_chunks(call, send)
+                        return
                     made = call if isinstance(call, Answer) else await self._generate(call, info, send)
                 # The version is free now: a reload does not wait for a client that reads slowly.
                 if made is not None:

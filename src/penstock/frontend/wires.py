@@ -10,7 +10,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer, Scope, header
 
 # The signature of a route's function:
-#   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
+#   generate: async (body: bytes, context: RequestContext) -> Call, or an answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer | StreamedAnswer; no body is read for GET
 #   upload:   async (chunks: AsyncIterator[bytes], context: RequestContext) -> bytes; the body may be large
 #   socket:   () -> SocketCodec, for each WebSocket; the method is GET, and the path has no parameters

@@ -1,7 +1,8 @@
 """Tensors, and the requests of one-shot models: models that turn tensors into tensors in one run."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -58,9 +59,32 @@ class InferResult(msgspec.Struct, kw_only=True):
     """The outputs of a run."""
 
     outputs: list[Tensor]
+    final: bool = True  # False: a piece of a stream; texts of the same output are to be joined
 
 
-class TensorModel(Protocol):
+class MemberModel(Protocol):
+    """What runs requests with tensors: a one-shot model, or what a step of a pipeline uses."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+    @property
+    def streams(self) -> bool:
+        """Whether `stream` may give pieces before the last result."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResult:
+        """Runs the model. Raises RequestRejected, QueueFull, DeadlineExceeded and EngineError."""
+        ...
+
+    def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
+        """Runs the model, and yields outputs as they come. The last result is final, and has the outputs that were not
+        sent in pieces. Raises as `infer`."""
+        ...
+
+
+class TensorModel(MemberModel, Protocol):
     """A version of a one-shot model that is ready."""
 
     @property
@@ -68,16 +92,8 @@ class TensorModel(Protocol):
     @property
     def version(self) -> str: ...
     @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
-    @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
-    @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         """The names of classes, by output."""
-        ...
-
-    async def infer(self, request: InferRequest) -> InferResult:
-        """Runs the model. Raises RequestRejected, QueueFull, DeadlineExceeded and EngineError."""
         ...
 
     def metadata(self) -> dict[str, Any]:
@@ -162,25 +178,27 @@ def check_shape(tensor: Tensor) -> None:
         raise RequestRejected(f"byte size overflow for input {name!r} of the shape {_shown(shape)}; send a smaller one")
 
 
-def check_data(tensor: Tensor) -> None:
-    """Raises RequestRejected if the bytes of a tensor do not fit its datatype and shape, which have been checked."""
-    name, shape = tensor.name[:100], tensor.shape
-    size, count = DATATYPES[tensor.datatype], elements(shape)
+def check_data(tensor: Tensor, model: str) -> None:
+    """Raises RequestRejected if the bytes of a tensor do not fit its datatype and shape, which have been checked.
+
+    The error names `model`.
+    """
+    name, size, count = tensor.name[:100], DATATYPES[tensor.datatype], elements(tensor.shape)
+    where = f"input {name!r} for model {model!r}"
     if size:
         if len(tensor.data) != count * size:
             raise RequestRejected(
-                f"unexpected total byte size {len(tensor.data)} for input {name!r}, expecting {count * size}: its "
-                f"shape is {_shown(shape)} of {tensor.datatype}"
+                f"input byte size mismatch for {where}. Expected {count * size}, got {len(tensor.data)}: the shape is "
+                f"{_shown(tensor.shape)} of {tensor.datatype}"
             )
         return
     if count > MAX_STRINGS:
         raise RequestRejected(f"input {name!r} has {count} elements of BYTES; the limit is {MAX_STRINGS}: send fewer")
-    if count * LENGTH_BYTES > len(tensor.data):
-        found = "fewer"
-    else:
-        found = str(sum(1 for _ in strings(tensor.data, tensor.name)))
-    if found != str(count):
-        raise RequestRejected(f"input {name!r} has {found} elements for the shape {_shown(shape)}; expecting {count}")
+    found = sum(1 for _ in islice(strings(tensor.data, tensor.name), count + 1))
+    if found < count:
+        raise RequestRejected(f"expected {count} string elements for inference {where}, got {found}")
+    if found > count:
+        raise RequestRejected(f"unexpected number of string elements {found} for inference {where}, expecting {count}")
 
 
 def _shown(shape: Sequence[int]) -> str:

@@ -239,7 +239,6 @@ class BatchedModel:
                 self._statistics.request(now - waiter.arrived, waiter.began - waiter.arrived)
                 waiter.result.set_result(waiter.outcome)
             else:
-                self._statistics.failed(now - waiter.arrived)
                 waiter.result.set_exception(waiter.outcome or EngineError("the batch ended without a result"))
 
     def _end_all(self) -> None:

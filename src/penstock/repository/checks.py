@@ -25,8 +25,10 @@ class RequestCheck:
         if len(given) != len(request.inputs):
             raise RequestRejected(f"an input of {self._name!r} is there twice; send each once")
         if missing := self._required - given:
+            least, most = len(self._required), len(self._inputs)
+            shown = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
             raise RequestRejected(
-                f"expected {len(self._inputs)} inputs but got {len(given)} inputs for model {self._name!r}. Got "
+                f"expected {shown} but got {len(given)} inputs for model {self._name!r}. Got "
                 f"input(s) [{_names(given)}], but missing required input(s) [{_names(missing)}]. Please provide all "
                 "required input(s)."
             )
@@ -81,7 +83,7 @@ class RequestCheck:
                 f"inference request batch-size must be <= {self._max_rows} for {self._name!r}, and at least 1; input "
                 f"{tensor.name!r} has {min(shape[0], 2**63)} rows"
             )
-        check_data(tensor)
+        check_data(tensor, self._name)
         if tensor.datatype == "BYTES":
             _check_text(tensor)
         return shape[0] if self._max_rows else 1

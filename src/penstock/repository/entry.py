@@ -11,14 +11,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.messages.tensors import LoadFailed
-from penstock.repository.settings import MAX_BYTES, Kind, ModelSettings, SettingsError, chosen_versions, read_yaml
+from penstock.repository.settings import (
+    EXPORT,
+    FILES,
+    MAX_BYTES,
+    Kind,
+    ModelSettings,
+    SettingsError,
+    chosen_versions,
+    members,
+    read_yaml,
+)
 from penstock.repository.triton import of_config, read_pbtxt
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 OURS, TRITONS = "model.yaml", "config.pbtxt"
 MAX_MODELS = 10_000
 MAX_FILES = 10_000  # of a version
+MAX_DIGESTS = 100_000  # of files that are remembered
+_OF_SUFFIX: dict[str, Kind] = {".onnx": "onnx", ".pt2": "torch"}
+_REFUSED = {
+    "model.pt": ("TorchScript", EXPORT),
+    "saved_model.pb": ("TensorFlow", "convert it: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"),
+    "model.plan": ("TensorRT", "export the model that it was made of to ONNX"),
+}
 _log = logging.getLogger("penstock.repository")
 
 
@@ -45,6 +64,13 @@ class Entry(NamedTuple):
     targets: tuple[Target, ...]
 
 
+class _Override(NamedTuple):
+    """What came with a request to load a model."""
+
+    settings: ModelSettings
+    folder: Path | None  # with its files; None: those of the repository
+
+
 class Folder:
     """A folder with a folder for each model."""
 
@@ -53,8 +79,8 @@ class Folder:
         if not path.is_dir():
             raise ValueError(f"--repository is {str(path)!r}: there is no such folder; create it, or name another one")
         self.path = path.resolve()
-        self._digests: dict[tuple[Any, ...], str] = {}  # of files, by what changes with their content
-        self._overrides: dict[str, Path] = {}  # folders of models whose files came with a request
+        self._digests: dict[str, tuple[Any, str]] = {}  # of files: what changes with their content, and the digest
+        self._overrides: dict[str, _Override] = {}  # settings and files that came with a request, by model
 
     def names(self) -> list[str]:
         """Returns the names of the models in the folder, sorted."""
@@ -68,50 +94,54 @@ class Folder:
     def kind(self, name: str) -> Kind | None:
         """Returns the kind of a model, without reading its files. Raises LoadFailed."""
         try:
-            folder = self._folder(name, None, None)
+            folder = self._folder(name)
             settings = _settings(folder)
             return settings.kind or _with_kind(settings, folder, _versions(folder)).kind
         except (SettingsError, OSError) as error:
-            raise LoadFailed(f"failed to load {name!r}: {error}") from None
+            raise LoadFailed(_unread(name, error)) from None
+
+    def members(self, name: str) -> set[str]:
+        """Returns the models of the folder that a pipeline needs; none if it cannot be read."""
+        try:
+            return members(_settings(self.path / name).steps) & set(self.names())
+        except (SettingsError, OSError):
+            return set()
 
     def read(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> Entry:
         """Reads a model. `config` is a JSON text with Triton's settings, which replace those of the folder; `files` are
-        its versions, by path within the folder. Raises LoadFailed."""
-        if NAME.fullmatch(name) is None:
-            raise LoadFailed(f"{name[:100]!r} is no name of a model: it has letters, digits and _ . + -")
+        its versions, by path within the folder. Both hold until `forget`. Raises LoadFailed."""
+        _check_name(name)
         try:
-            folder = self._folder(name, config, files)
-            settings = _config(config) if config is not None else _settings(folder)
-            return self._entry(name, folder, settings)
+            if files and config is None:
+                raise SettingsError("files came without a config; send both")
+            if config is not None:
+                settings = _config(config)
+                written = _written(files) if files else None
+                self.forget(name)
+                self._overrides[name] = _Override(settings, written)
+            override = self._overrides.get(name)
+            folder = self._folder(name) if override is None or override.folder is None else override.folder
+            return self._entry(name, folder, _settings(folder) if override is None else override.settings)
         except (SettingsError, OSError) as error:
-            raise LoadFailed(f"failed to load {name!r}: {error}") from None
+            raise LoadFailed(_unread(name, error)) from None
 
     def forget(self, name: str) -> None:
-        """Deletes the files that came with a request to load a model."""
-        folder = self._overrides.pop(name, None)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Deletes the settings and files that came with a request to load a model."""
+        override = self._overrides.pop(name, None)
+        if override is not None and override.folder is not None:
+            shutil.rmtree(override.folder, ignore_errors=True)
 
-    def _folder(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> Path:
-        if files:
-            if config is None:
-                raise SettingsError("files came without a config; send both")
-            folder = _written(files)
-            self.forget(name)
-            self._overrides[name] = folder
-            return folder
-        if config is None:
-            self.forget(name)
-        folder = self._overrides.get(name, self.path / name)
+    def _folder(self, name: str) -> Path:
+        folder = self.path / name
         if not folder.is_dir() or folder.is_symlink():
-            raise SettingsError(f"failed to poll from model repository: there is no folder {name!r} in it")
+            raise SettingsError(f"there is no folder {name!r} in it")
         return folder
 
     def _entry(self, name: str, folder: Path, settings: ModelSettings) -> Entry:
         there = _versions(folder)
         if settings.kind is None:
             settings = _with_kind(settings, folder, there)
-        if not there and (settings.kind == "ensemble" or settings.model):
+        if not there and (settings.kind == "pipeline" or settings.model):
             there = [1]  # it has no files
         numbers = chosen_versions(settings, there)
         if not numbers:
@@ -119,6 +149,8 @@ class Folder:
         targets = []
         for number in numbers:
             version = folder / str(number)
+            if settings.kind in FILES and not (version / (settings.file or FILES[settings.kind])).exists():
+                _refuse(_names(version))
             digest, size = self._digest(version)
             text = json.dumps([repr(settings), digest], sort_keys=True)
             targets.append(Target(name, number, hashlib.sha256(text.encode()).hexdigest(), size, version, settings))
@@ -127,19 +159,39 @@ class Folder:
     def _digest(self, folder: Path) -> tuple[str, int]:
         """A digest of the names and contents of all files, and their bytes. Files that have not changed since they were
         read are not read again."""
+        if len(self._digests) > MAX_DIGESTS:
+            self._digests.clear()
         digest, total = hashlib.sha256(), 0
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         if len(paths) > MAX_FILES:
             raise SettingsError(f"a version has {len(paths)} files; the limit is {MAX_FILES}")
         for path in paths:
             state = path.stat()
-            key = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-            if key not in self._digests:
+            now = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            before, found = self._digests.get(str(path), (None, ""))
+            if before != now:
                 with path.open("rb") as file:
-                    self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(folder)}\0{self._digests[key]}\n".encode())
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                self._digests[str(path)] = now, found
+            digest.update(f"{path.relative_to(folder)}\0{found}\n".encode())
             total += state.st_size
         return digest.hexdigest(), total
+
+
+def _check_name(name: str) -> None:
+    """Raises LoadFailed for a name that no model can have."""
+    if not name.strip():
+        raise LoadFailed("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in name or name.strip() == "..":
+        raise LoadFailed(f"model name must not contain path traversal characters, but is {name[:100]!r}")
+    if NAME.fullmatch(name) is None:
+        raise LoadFailed(
+            _unread(name, "the name of a model has letters, digits and _ . + -, and does not begin with a dot")
+        )
+
+
+def _unread(name: str, why: object) -> str:
+    return f"failed to load {name[:100]!r}, failed to poll from model repository: {why}"
 
 
 def _versions(folder: Path) -> list[int]:
@@ -147,6 +199,10 @@ def _versions(folder: Path) -> list[int]:
     return [
         int(path.name) for path in folder.iterdir() if re.fullmatch(r"[1-9][0-9]{0,8}", path.name) and path.is_dir()
     ]
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _config(text: str) -> ModelSettings:
@@ -184,32 +240,31 @@ def _settings(folder: Path) -> ModelSettings:
 
 def _with_kind(settings: ModelSettings, folder: Path, there: list[int]) -> ModelSettings:
     """The settings with the kind that the files of the newest version have. Raises SettingsError."""
-    import msgspec
-
     kind: Kind | None = "llm" if settings.model else None
     newest = folder / str(max(there, default=1))
-    names = {path.name for path in newest.iterdir()} if newest.is_dir() else set()
+    names = _names(newest)
     if settings.steps:
-        kind = "ensemble"
-    elif (settings.file or "model.onnx") in names and (settings.file or "model.onnx").endswith(".onnx"):
-        kind = "onnx"
+        kind = "pipeline"
+    elif settings.file:
+        kind = _OF_SUFFIX.get(Path(settings.file).suffix)
+    elif found := [each for each, name in FILES.items() if name in names]:
+        kind = found[0]
     elif "config.json" in names or any(name.endswith(".gguf") for name in names):
         kind = "llm"
     if kind is None:
-        refused = {
-            "model.pt": "TorchScript",
-            "model.pt2": "torch.export",
-            "saved_model.pb": "TensorFlow",
-            "model.plan": "TensorRT",
-        }
-        found = next(
-            (f"{name} is a {what} model; export it to ONNX" for name, what in refused.items() if name in names), ""
-        )
+        _refuse(names)
         raise SettingsError(
-            found
-            or f"the kind of model is not known: {newest.name} has neither model.onnx nor a language model; set kind"
+            f"the kind of model is not known: {newest.name} has neither {', '.join(FILES.values())} nor a language "
+            "model; set kind"
         )
     return msgspec.structs.replace(settings, kind=kind)
+
+
+def _refuse(names: set[str]) -> None:
+    """Raises SettingsError, which says how to convert it, for a file of a format that is not served."""
+    for name, (what, how) in _REFUSED.items():
+        if name in names:
+            raise SettingsError(f"{name} is a {what} model, which is not served; {how}")
 
 
 def _written(files: Mapping[str, bytes]) -> Path:

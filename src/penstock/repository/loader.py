@@ -1,10 +1,9 @@
-"""What a kind of models needs to be in a repository."""
+"""What a version of any kind of model is to the repository."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from penstock.repository.entry import Target
-
-M = TypeVar("M", bound="ReadyModel")
 
 
 class UsedModel(Protocol):
@@ -21,7 +20,7 @@ class UsedModel(Protocol):
 
 
 class ReadyModel(Protocol):
-    """A version that is ready, of any kind."""
+    """A version that is ready."""
 
     @property
     def note(self) -> str:
@@ -31,22 +30,14 @@ class ReadyModel(Protocol):
     @property
     def usage(self) -> UsedModel: ...
 
-
-class Loader(Protocol[M]):
-    """Loads the versions of one kind of models."""
-
-    async def load(self, target: Target) -> M:
-        """Returns a version that is ready. Raises LoadFailed, or another exception whose message says why."""
-        ...
-
-    def withdraw(self, model: M) -> None:
-        """Takes a version away from new requests."""
-        ...
-
-    async def unload(self, model: M) -> None:
-        """Ends a version whose last request has ended."""
+    def withdraw(self) -> None:
+        """Takes the version away from new requests, if these do not find it by the repository."""
         ...
 
     async def close(self) -> None:
-        """Ends everything that it has started."""
+        """Frees what it has. Called after its last request."""
         ...
+
+
+# Returns a version that is ready. Raises LoadFailed, or another exception whose message says why.
+Load = Callable[[Target], Awaitable[ReadyModel]]

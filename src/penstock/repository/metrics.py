@@ -1,13 +1,12 @@
 """The series of one-shot models: Triton's names, and ours by version."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from penstock.messages.tensors import TensorModel
-from penstock.repository.ensemble import Ensemble
 from penstock.repository.oneshot import OneShotModel
 from penstock.repository.statistics import ModelStatistics
 
@@ -36,41 +35,49 @@ class RepositoryMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Returns the series of the models that are ready now."""
-        found = [model for model in self._models() if isinstance(model, OneShotModel | Ensemble)]
-        counts = [([model.name, model.version], model.statistics_of) for model in found]
-        for name, text, value in (
-            ("request_success", "Requests answered.", lambda s: s.durations["success"].count),
-            ("request_failure", "Requests that ended with an error.", lambda s: s.durations["fail"].count),
-            ("count", "Rows inferred.", lambda s: s.inferences),
-            ("exec_count", "Batches run.", lambda s: s.executions),
-        ):
-            yield _family(CounterMetricFamily(f"nv_inference_{name}", text, labels=_LABELS), counts, value)
+        found = [model for model in self._models() if isinstance(model, OneShotModel)]
+        counts = [({"model": model.name, "version": model.version}, model.statistics_of) for model in found]
+        answered = ((labels, statistics.durations["success"].count) for labels, statistics in counts)
+        yield _tritons("request_success", "Requests answered.", answered)
+        yield _tritons("count", "Rows inferred.", ((labels, each.inferences) for labels, each in counts))
+        yield _tritons("exec_count", "Batches run.", ((labels, each.executions) for labels, each in counts))
         for name, key, text in _DURATIONS:
-            family = CounterMetricFamily(f"nv_inference_{name}_duration_us", f"Time of {text}, in µs.", labels=_LABELS)
-            yield _family(family, counts, lambda s, key=key: s.durations[key].ns // 1000)  # type: ignore[misc]
-        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait.", labels=_LABELS)
+            times = ((labels, statistics.durations[key].ns // 1000) for labels, statistics in counts)
+            yield _tritons(f"{name}_duration_us", f"Time of {text}, in µs.", times)
+        failed = (
+            ({**labels, "reason": reason}, count)
+            for labels, statistics in counts
+            for reason, count in statistics.failures.items()
+        )
+        yield _tritons("request_failure", "Requests that ended with an error.", failed)
+        waiting = [
+            (labels, model.runner.batcher.waiting)
+            for (labels, _), model in zip(counts, found, strict=True)
+            if model.runner.batcher is not None
+        ]
+        yield _tritons("pending_request_count", "Requests that wait.", waiting)
+        yield from self._ours(found)
+
+    def _ours(self, found: list[OneShotModel]) -> Iterator[Metric]:
         reasons = CounterMetricFamily("penstock_batches", "Batches, by why they ran.", labels=[*_LABELS, "reason"])
         full = GaugeMetricFamily("batch_utilization_pct", "Rows of a batch, of the most.", labels=_LABELS)
-        for model in found:
-            if isinstance(model, OneShotModel):
-                labels, batcher = [model.name, model.version], model.batches.batcher
-                pending.add_metric(labels, batcher.waiting)
-                for reason, count in batcher.reasons.items():
-                    reasons.add_metric([*labels, reason], count)
-                if model.statistics_of.executions:
-                    rows = model.statistics_of.inferences / model.statistics_of.executions
-                    full.add_metric(labels, 100 * rows / batcher.rules.max_rows)
-        yield from (pending, reasons, full)
         rate = GaugeMetricFamily("throughput_rps", "Requests answered a second, over the last seconds.", labels=_LABELS)
         latency = HistogramMetricFamily("inference_latency_ms", "Time from arrival to answer.", labels=_LABELS)
-        for labels, counts_of in counts:
-            rate.add_metric(labels, self._rate((labels[0], labels[1]), counts_of))
+        for model in found:
+            labels, statistics = [model.name, model.version], model.statistics_of
+            if (batcher := model.runner.batcher) is not None:
+                for reason, count in batcher.reasons.items():
+                    reasons.add_metric([*labels, reason], count)
+                if statistics.executions:
+                    rows = statistics.inferences / statistics.executions
+                    full.add_metric(labels, 100 * rows / batcher.rules.max_rows)
+            rate.add_metric(labels, self._rate((model.name, model.version), statistics))
             buckets = [
                 (bound if bound == "+Inf" else repr(float(bound) * 1000), count)
-                for bound, count in counts_of.latency.buckets()
+                for bound, count in statistics.latency.buckets()
             ]
-            latency.add_metric(labels, buckets, counts_of.latency.sum * 1000)
-        yield from (rate, latency)
+            latency.add_metric(labels, buckets, statistics.latency.sum * 1000)
+        yield from (reasons, full, rate, latency)
 
     def _rate(self, key: tuple[str, str], statistics: ModelStatistics) -> float:
         now, count = time.monotonic(), statistics.durations["success"].count
@@ -81,11 +88,9 @@ class RepositoryMetrics:
         return rate
 
 
-def _family(
-    family: CounterMetricFamily,
-    counts: list[tuple[list[str], ModelStatistics]],
-    value: Callable[[ModelStatistics], float],
-) -> Metric:
-    for labels, statistics in counts:
-        family.add_metric(labels, value(statistics))
-    return family
+def _tritons(name: str, text: str, values: Iterable[tuple[dict[str, str], float]]) -> Metric:
+    """A series with exactly the name that Triton's has: that of a counter would end with _total."""
+    metric = Metric(f"nv_inference_{name}", text, "unknown")
+    for labels, value in values:
+        metric.add_sample(metric.name, labels, value)
+    return metric

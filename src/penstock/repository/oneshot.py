@@ -1,30 +1,33 @@
-"""A version of a model that runs in a process of its framework, ready for requests."""
+"""A version of a one-shot model that is ready for requests, and what loads those that run in a process."""
 
 import asyncio
-import hashlib
+import importlib.util
 import os
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import msgspec
 
 from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, Tensor, TensorSpec
-from penstock.repository.backend.onnx_file import HostileFile, inside
+from penstock.repository.answer_cache import AnswerCache
+from penstock.repository.backend.files import HostileFile, inside
 from penstock.repository.backend.process import ModelProcess
-from penstock.repository.backend.wire import LoadModel
+from penstock.repository.backend.wire import LoadModel, ModelLoaded
 from penstock.repository.batching import BatchedModel
 from penstock.repository.checks import RequestCheck
 from penstock.repository.entry import Target
-from penstock.repository.settings import ModelSettings, TensorSettings
+from penstock.repository.pipelines.rows import whole_text
+from penstock.repository.settings import FILES, Kind, TensorSettings
 from penstock.repository.statistics import ModelStatistics
 from penstock.repository.triton import PLATFORMS, config_of
+from penstock.schedule.batcher import Batcher
 
 DELAY_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"  # Triton's tests set it: requests that wait before the first batch
-CACHE_BYTES = 64 << 20  # of the answers that a model keeps
 MAX_LABELS = 1 << 20  # bytes of a file of labels
+Emit = Callable[[Tensor], None]  # takes a piece of an output
 
 
 class InFlight:
@@ -49,51 +52,86 @@ class InFlight:
         await self._unused.wait()
 
 
+class Runner(Protocol):
+    """Runs the requests of a version, which have been checked."""
+
+    note: str  # why requests run alone; "" if they do not
+    size: int  # bytes of memory
+    batcher: Batcher | None
+    streams: bool  # outputs may come in pieces
+
+    async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
+        """Returns the outputs. Pieces go to `emit` before; None: the client reads the whole. Counts the request.
+
+        Raises as `TensorModel.infer`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Frees its memory."""
+        ...
+
+
 class OneShotModel:
     """See `penstock.messages.tensors.TensorModel`."""
 
     def __init__(
-        self, target: Target, process: ModelProcess, number: int, inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec], max_rows: int, note: str, size: int,
-    ) -> None:  # fmt: skip
-        """`number` is the model's in the process; `note` says why requests run alone, "" if they do not;
-        `size` are the bytes of memory that it takes."""
-        settings = target.settings
+        self,
+        target: Target,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        max_rows: int,
+        runner: Runner,
+        statistics: ModelStatistics,
+    ) -> None:
+        """Raises LoadFailed if a file of labels cannot be read."""
         self.name, self.version = target.name, str(target.version)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.labels = _read_labels(target)
-        self.note, self.size = note, size
-        self.statistics_of = ModelStatistics()
+        self.runner, self.note, self.streams = runner, runner.note, runner.streams
+        self.statistics_of = statistics
         self.usage = InFlight()
-        self._settings, self._max_rows = settings, max_rows
-        self._process, self._number = process, number
+        self._settings, self._max_rows = target.settings, max_rows
         self._check = RequestCheck(target.name, inputs, outputs, max_rows)
-        rules = settings.batching.rules(max(max_rows, 1), settings.instances, _delay())
-        if note or not max_rows:
-            rules = msgspec.structs.replace(rules, mode="none")
-        self.batches = BatchedModel(
-            target.name, process, number, rules, outputs, self.statistics_of, settings.hang_timeout,
-            has_rows=bool(max_rows),
-        )  # fmt: skip
-        self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
-        self._cache = _AnswerCache(CACHE_BYTES) if settings.cache else None
+        self._cache = AnswerCache(self.statistics_of) if target.settings.cache else None
 
     async def infer(self, request: InferRequest) -> InferResult:
         """See TensorModel."""
-        with self.usage:
-            began = time.monotonic()
-            try:
-                rows = self._check.check(request)
-            except ValueError:
-                self.statistics_of.failed(time.monotonic() - began)
-                raise
-            if self._cache is not None and not request.priority:
-                return await self._cached(self._cache, request, rows)
-            return await self._run(request, rows)
+        return await self._run(request, None)
+
+    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
+        """See TensorModel. If its reader is slow, it gets larger pieces."""
+        news: dict[str, list[Tensor]] = {}
+        sent: set[str] = set()
+        changed = asyncio.Event()
+
+        def emit(tensor: Tensor) -> None:
+            news.setdefault(tensor.name, []).append(tensor)
+            changed.set()
+
+        running = asyncio.create_task(self._run(request, emit))
+        running.add_done_callback(lambda _: changed.set())
+        try:
+            while news or not running.done():
+                await changed.wait()
+                changed.clear()
+                if news:
+                    pieces = [whole_text(found) for found in news.values()]
+                    sent |= news.keys()
+                    news.clear()
+                    yield InferResult(outputs=pieces, final=False)
+            yield InferResult(outputs=[tensor for tensor in running.result().outputs if tensor.name not in sent])
+        finally:
+            running.cancel()
 
     def metadata(self) -> dict[str, Any]:
         """See TensorModel."""
-        return metadata_of(self.name, self.version, self._settings, self.inputs, self.outputs)
+        tensors = {
+            what: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+            for what, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        platform = PLATFORMS[self._settings.kind or "onnx"]
+        return {"name": self.name, "versions": [self.version], "platform": platform, **tensors}
 
     def config(self) -> dict[str, Any]:
         """See TensorModel."""
@@ -101,96 +139,118 @@ class OneShotModel:
 
     def statistics(self) -> dict[str, Any]:
         """See TensorModel."""
-        fields = self.statistics_of.fields(self.name, self.version)
-        return fields | {"memory_usage": [{"type": "CPU", "id": 0, "byte_size": self.size}]}
+        memory = [{"type": "CPU", "id": 0, "byte_size": self.runner.size}] if self.runner.size else []
+        return self.statistics_of.fields(self.name, self.version) | {"memory_usage": memory}
+
+    def withdraw(self) -> None:
+        """Nothing: requests find it by the repository."""
 
     async def close(self) -> None:
         """Frees the model's memory."""
-        await self._process.drop(self._number)
+        await self.runner.close()
 
-    async def _run(self, request: InferRequest, rows: int) -> InferResult:
+    async def _run(self, request: InferRequest, emit: Emit | None) -> InferResult:
+        with self.usage:
+            began = time.monotonic()
+            try:
+                rows = self._check.check(request)
+                if self._cache is not None and emit is None and not request.priority:
+                    return await self._cache.answer(request, rows, self.runner.run)
+                return await self.runner.run(request, rows, emit)
+            except BaseException as error:
+                self.statistics_of.failed(time.monotonic() - began, error)
+                raise
+
+
+class ProcessRunner:
+    """See Runner. The model is in a process of its framework, and its requests share batches."""
+
+    streams = False
+
+    def __init__(
+        self,
+        target: Target,
+        process: ModelProcess,
+        number: int,
+        loaded: ModelLoaded,
+        outputs: Sequence[TensorSpec],
+        statistics: ModelStatistics,
+    ) -> None:
+        """`number` is the model's in the process."""
+        settings, rows = target.settings, loaded.max_rows
+        self.note, self.size = loaded.note, loaded.size
+        self._process, self._number, self._lead = process, number, 1 if rows else 0
+        limits = {"max_rows": max(rows, 1), "instances": settings.instances, "starts_after": _delay()}
+        rules = msgspec.structs.replace(settings.batching, **limits)
+        if loaded.note or not rows:
+            rules = msgspec.structs.replace(rules, mode="none")
+        self.batches = BatchedModel(
+            target.name, process, number, rules, outputs, statistics, settings.hang_timeout, has_rows=bool(rows)
+        )
+        self.batcher: Batcher | None = self.batches.batcher
+        self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
+
+    async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
+        """See Runner."""
         if not self._reshaped:
             return await self.batches.infer(request, rows)
-        lead = 1 if self._max_rows else 0
-        inputs = [self._with_shape(tensor, lead, inner=True) for tensor in request.inputs]
+        inputs = [self._with_shape(tensor, inner=True) for tensor in request.inputs]
         found = await self.batches.infer(msgspec.structs.replace(request, inputs=inputs), rows)
-        return InferResult(outputs=[self._with_shape(tensor, lead, inner=False) for tensor in found.outputs])
+        return InferResult(outputs=[self._with_shape(tensor, inner=False) for tensor in found.outputs])
 
-    def _with_shape(self, tensor: Tensor, lead: int, *, inner: bool) -> Tensor:
+    async def close(self) -> None:
+        """See Runner."""
+        await self._process.drop(self._number)
+
+    def _with_shape(self, tensor: Tensor, *, inner: bool) -> Tensor:
         """The tensor with the shape that the model has (`inner`), or that clients see."""
         settings = self._reshaped.get(tensor.name)
         if settings is None:
             return tensor
-        shape = tensor.shape[:lead] + _reshaped(tensor.shape[lead:], settings, inner=inner)
+        shape = tensor.shape[: self._lead] + _reshaped(tensor.shape[self._lead :], settings, inner=inner)
         return Tensor(tensor.name, tensor.datatype, shape, tensor.data)
 
-    async def _cached(self, cache: "_AnswerCache", request: InferRequest, rows: int) -> InferResult:
-        began = time.monotonic_ns()
-        key = _content(request)
-        found = cache.get(key)
-        if found is not None:
-            took = time.monotonic_ns() - began
-            self.statistics_of.durations["cache_hit"].add(took)
-            self.statistics_of.inferences += rows
-            self.statistics_of.request(took / 1e9, 0.0)
-            return found
-        result = await self._run(request, rows)
-        inserted = time.monotonic_ns()
-        cache.put(key, result)
-        self.statistics_of.durations["cache_miss"].add(time.monotonic_ns() - inserted)
-        return result
 
+class ProcessLoader:
+    """Loads the models of one framework into one process, which starts with the first of them."""
 
-class OnnxLoader:
-    """Loads ONNX models into one process, which starts with the first of them."""
-
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
+        """`kind` is onnx or torch."""
+        self._kind = kind
         self.process: ModelProcess | None = None
-        self._models: set[OneShotModel] = set()
+        self._models = WeakSet[BatchedModel]()
 
     async def load(self, target: Target) -> OneShotModel:
         """Returns a version that is ready. Raises LoadFailed."""
         settings = target.settings
-        path = target.folder / (settings.file or "model.onnx")
+        path = target.folder / (settings.file or FILES[self._kind])
         try:
             inside(path, target.folder)
         except HostileFile as error:
             raise LoadFailed(str(error)) from None
         if self.process is None:
-            try:
-                import onnxruntime  # noqa: F401
-            except ImportError:
-                raise LoadFailed("it needs onnxruntime: pip install 'penstock[onnx]'") from None
-            self.process = ModelProcess()
+            if self._kind == "onnx" and importlib.util.find_spec("onnxruntime") is None:
+                raise LoadFailed("it needs onnxruntime: pip install 'penstock[onnx]'")
+            self.process = ModelProcess(self._kind)
             self.process.on_free = self._pump
         batched = settings.max_batch_size
-        declared = tuple(_spec(each, batched or 0) for each in settings.inputs)
+        declared = tuple(spec_of(each, batched or 0) for each in settings.inputs)
         order = LoadModel(
-            0, str(path), str(target.folder), -1 if batched is None else batched, declared, settings.threads
+            0,
+            str(path),
+            str(target.folder),
+            -1 if batched is None else batched,
+            declared,
+            tuple(each.name for each in settings.outputs),
+            settings.threads,
         )
         number, loaded = await self.process.load(order)
         inputs = _merged(loaded.inputs, settings.inputs, loaded.max_rows, complete=True)
         outputs = _merged(loaded.outputs, settings.outputs, loaded.max_rows, complete=False)
-        model = OneShotModel(
-            target,
-            self.process,
-            number,
-            inputs,
-            outputs,
-            loaded.max_rows,
-            "" if loaded.joins else loaded.note,
-            loaded.size,
-        )
-        self._models.add(model)
-        return model
-
-    def withdraw(self, model: OneShotModel) -> None:
-        """Nothing: requests find versions by the repository."""
-
-    async def unload(self, model: OneShotModel) -> None:
-        """Frees a version's memory."""
-        self._models.discard(model)
-        await model.close()
+        statistics = ModelStatistics()
+        runner = ProcessRunner(target, self.process, number, loaded, outputs, statistics)
+        self._models.add(runner.batches)
+        return OneShotModel(target, inputs, outputs, loaded.max_rows, runner, statistics)
 
     async def close(self) -> None:
         """Ends the process."""
@@ -199,48 +259,7 @@ class OnnxLoader:
 
     def _pump(self) -> None:
         for model in self._models:
-            model.batches.pump()
-
-
-class _AnswerCache:
-    """The latest answers, by the content of their requests. Bounded by bytes."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._used = most, 0
-        self._answers: OrderedDict[bytes, InferResult] = OrderedDict()
-
-    def get(self, key: bytes) -> InferResult | None:
-        found = self._answers.get(key)
-        if found is not None:
-            self._answers.move_to_end(key)
-        return found
-
-    def put(self, key: bytes, result: InferResult) -> None:
-        size = _size(result)
-        if size > self._most or key in self._answers:
-            return
-        self._answers[key] = result
-        self._used += size
-        while self._used > self._most:
-            self._used -= _size(self._answers.popitem(last=False)[1])
-
-
-def metadata_of(
-    name: str, version: str, settings: ModelSettings, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> dict[str, Any]:
-    """Returns the fields of KServe's ModelMetadataResponse."""
-
-    def fields(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-        return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
-
-    platform = PLATFORMS[settings.kind or "onnx"]
-    return {
-        "name": name,
-        "versions": [version],
-        "platform": platform,
-        "inputs": fields(inputs),
-        "outputs": fields(outputs),
-    }
+            model.pump()
 
 
 def _merged(
@@ -269,13 +288,14 @@ def _merged(
             raise LoadFailed(
                 f"tensor {each.name!r} has the dims {list(dims)} in the settings, but {list(inner)} in the model"
             )
-        found.append(_spec(each, max_rows))
+        found.append(spec_of(each, max_rows))
     if complete and (missing := there.keys() - {each.name for each in declared}):
         raise LoadFailed(f"the settings lack the input {min(missing)!r} of the model; add it")
     return tuple(found)
 
 
-def _spec(settings: TensorSettings, max_rows: int) -> TensorSpec:
+def spec_of(settings: TensorSettings, max_rows: int) -> TensorSpec:
+    """Returns the facts of a tensor that settings declare. `max_rows`: 0 if there is no batch dimension."""
     shape = (-1, *settings.dims) if max_rows else settings.dims
     return TensorSpec(settings.name, settings.datatype, shape, settings.optional)
 
@@ -301,21 +321,6 @@ def _read_labels(target: Target) -> Mapping[str, Sequence[str]]:
             except (HostileFile, OSError, UnicodeDecodeError) as error:
                 raise LoadFailed(f"the labels of output {output.name!r} cannot be read: {error}") from None
     return found
-
-
-def _content(request: InferRequest) -> bytes:
-    """A digest of what an answer depends on. Lengths are part of it, so that no two contents look alike."""
-    digest = hashlib.blake2b(digest_size=32)
-    for tensor in sorted(request.inputs, key=lambda each: each.name):
-        head = (tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
-        digest.update(repr(head).encode())
-        digest.update(tensor.data)
-    digest.update(repr(request.outputs).encode())
-    return digest.digest()
-
-
-def _size(result: InferResult) -> int:
-    return sum(len(tensor.data) + 256 for tensor in result.outputs)
 
 
 def _delay() -> int:

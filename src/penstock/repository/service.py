@@ -1,21 +1,23 @@
 """A repository that serves: what is wanted of it, what is loaded, and the work that makes them agree."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
 
 import yaml
 
 from penstock.config import detect_hardware
-from penstock.messages.tensors import LoadFailed, NotReady, TensorModel
-from penstock.repository.ensemble import Ensemble
+from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
 from penstock.repository.entry import Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
-from penstock.repository.loader import Loader, ReadyModel
-from penstock.repository.oneshot import OneShotModel, OnnxLoader
-from penstock.repository.settings import Kind
+from penstock.repository.loader import Load, ReadyModel
+from penstock.repository.oneshot import OneShotModel, ProcessLoader
+from penstock.repository.pipelines.nodes import Find
+from penstock.repository.pipelines.pipeline import load_pipeline
+from penstock.repository.settings import FILES, Kind, members
 
 WAIT_SECONDS = 300.0  # for memory that a version lacks
 DRAIN_SECONDS = 300.0  # for the requests of a version that is unloaded
@@ -23,23 +25,6 @@ GENERATION = "generation"  # the file in the folder that says what is wanted
 LOOK_SECONDS = 1.0  # between looks at that file
 MAX_GENERATION_BYTES = 1 << 20
 _log = logging.getLogger("penstock.repository")
-
-
-class _EnsembleLoader:
-    def __init__(self, find: Callable[[str, str], TensorModel | None]) -> None:
-        self._find = find
-
-    async def load(self, target: Target) -> Ensemble:
-        return Ensemble(target, self._find)
-
-    def withdraw(self, model: Ensemble) -> None:
-        pass
-
-    async def unload(self, model: Ensemble) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 class _RepositoryVersion:
@@ -62,19 +47,19 @@ class Repository:
     def __init__(
         self,
         path: Path,
-        loaders: Mapping[Kind, Loader[Any]] | None = None,
+        loaders: Mapping[Kind, Load] = MappingProxyType({}),
         *,
         free: Callable[[], int] = lambda: detect_hardware().memory_available,
         taken: Collection[str] = (),
-        text_member: Callable[[str], TensorModel | None] = lambda name: None,
+        text_member: Find = lambda name, version, kind: None,
     ) -> None:
         """`loaders` are those of kinds besides one-shot models. `free` returns the bytes of memory that are available.
-        `taken` are names that models of the server have. `text_member` returns a language model as a member of an
-        ensemble. Raises ValueError if there is no such folder."""
+        `taken` are names that models of the server have. `text_member` returns a language model, or its
+        tokenizer, as a member of a pipeline. Raises ValueError if there is no such folder."""
         self.folder = Folder(path)
-        self.onnx = OnnxLoader()
-        ours = {"onnx": self.onnx, "ensemble": _EnsembleLoader(self._member)}
-        self._loaders = cast(Mapping[Kind, Loader[Any]], {**ours, **(loaders or {})})
+        self._processes = {kind: ProcessLoader(kind) for kind in FILES}
+        ours: dict[Kind, Load] = {kind: process.load for kind, process in self._processes.items()}
+        self._loaders = {**ours, "pipeline": self._load_pipeline, **loaders}
         self._free = free
         self._taken = frozenset(taken)
         self._text_member = text_member
@@ -103,12 +88,12 @@ class Repository:
             raise NotReady(
                 f"Request for unknown model: {name!r} version {version[:40]!r} is not ready; the versions are {shown}"
             )
-        return found.model if isinstance(found.model, OneShotModel | Ensemble) else None
+        return found.model if isinstance(found.model, OneShotModel) else None
 
     def ready(self) -> list[TensorModel]:
         """See TensorModels."""
         found = (version.model for there in self._serving.values() for version in there.values())
-        return [model for model in found if isinstance(model, OneShotModel | Ensemble)]
+        return [model for model in found if isinstance(model, OneShotModel)]
 
     def index(self, *, ready: bool) -> list[dict[str, str]]:
         """See TensorModels."""
@@ -130,7 +115,19 @@ class Repository:
         return [row for row in found if not ready or row.get("state") == "READY"]
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """See TensorModels."""
+        """See TensorModels. The members of a pipeline that are not loaded are loaded first."""
+        await self._load_members(name, frozenset())
+        await self._load_named(name, config, files)
+
+    async def _load_members(self, name: str, users: frozenset[str]) -> None:
+        """Loads what a pipeline needs. `users` are the pipelines that need it. A member that cannot be loaded is found
+        by the check of the pipeline."""
+        for member in sorted(await asyncio.to_thread(self.folder.members, name) - users - self._serving.keys()):
+            await self._load_members(member, users | {name})
+            with contextlib.suppress(LoadFailed):
+                await self._load_named(member)
+
+    async def _load_named(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         if name in self._taken:
             raise LoadFailed(f"model {name!r} is served already, without the repository; rename the folder")
         async with self._changing.setdefault(name, asyncio.Lock()):
@@ -154,16 +151,16 @@ class Repository:
                     del self._wanted[name]
                     self._reasons[name] = errors
                 self._reconcile()
-                raise LoadFailed(f"failed to load {name!r}, versions {errors}")
+                raise LoadFailed(f"load failed for model {name!r}, version {errors}")
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """See TensorModels."""
+        for user in self._users(name):
+            _log.info("%s is unloaded, because it needs %s", user, name)
+            await self.unload(user)
         async with self._changing.setdefault(name, asyncio.Lock()):
-            self._check_unused(name)
             entry = self._wanted.pop(name, None)
             if entry is None:
-                if name not in self.folder.names() and name not in self._reasons:
-                    raise LoadFailed(f"failed to unload {name!r}: there is no such model")
                 return
             self._reasons[name] = "unloaded"
             self._reconcile()
@@ -171,28 +168,17 @@ class Repository:
                 await self._changed.wait_for(lambda: not any(key[0] == name for key in self._versions))
             self.folder.forget(name)
         if dependents:
-            for member in sorted({step.model for step in entry.settings.steps}):
+            for member in sorted(members(entry.settings.steps)):
                 if member in self._wanted and not self._users(member):
                     await self.unload(member, dependents=True)
 
     # -- the server ---------------------------------------------------------------------------------------------
 
     async def load_all(self, names: Collection[str] | None = None) -> list[str]:
-        """Loads these models, by default all in the folder, ensembles last. Returns the errors."""
-        entries = []
-        errors = []
-        for name in self.folder.names() if names is None else names:
-            try:
-                entries.append((bool((await asyncio.to_thread(self.folder.read, name)).settings.steps), name))
-            except LoadFailed as error:
-                self._reasons[name] = str(error)
-                errors.append(str(error))
-        for ensembles in (False, True):
-            results = await asyncio.gather(
-                *(self.load(name) for is_ensemble, name in entries if is_ensemble is ensembles), return_exceptions=True
-            )
-            errors += [str(result) for result in results if isinstance(result, Exception)]
-        return errors
+        """Loads these models, by default all in the folder. Returns the errors."""
+        wanted = self.folder.names() if names is None else names
+        results = await asyncio.gather(*(self.load(name) for name in wanted), return_exceptions=True)
+        return [str(result) for result in results if isinstance(result, Exception)]
 
     async def follow_generation(self) -> None:
         """Calls `read_generation` again and again. Never returns."""
@@ -220,15 +206,10 @@ class Repository:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for loader in self._loaders.values():
-            await loader.close()
+        for process in self._processes.values():
+            await process.close()
         for name in list(self._wanted):
             self.folder.forget(name)
-
-    def state(self) -> list[tuple[Target, State, ReadyModel | None, str]]:
-        """Returns every version: its target, its state, its model if it is ready, and its error."""
-        found = sorted(self._versions.values(), key=lambda each: each.target.key[:2])
-        return [(each.target, each.state, each.model, each.error) for each in found]
 
     # -- work -----------------------------------------------------------------------------------------------------
 
@@ -240,12 +221,11 @@ class Repository:
         if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
             raise ValueError("it must be a list of names of models")
         errors = await self.load_all(wanted)
-        users_first = sorted(set(self._wanted) - set(wanted), key=lambda name: not self._wanted[name].settings.steps)
-        for name in users_first:
-            try:
+        gone = set(self._wanted) - set(wanted)
+        while unused := [name for name in gone if not self._users(name)]:  # pipelines go before their members
+            gone.difference_update(unused)
+            for name in unused:
                 await self.unload(name)
-            except LoadFailed as error:
-                errors.append(str(error))
         for text in errors:
             _log.error("%s", text)
         _log.info("the models of %s are loaded: %s", path, ", ".join(wanted) or "none")
@@ -295,10 +275,9 @@ class Repository:
         target = version.target
         kind = target.settings.kind or "onnx"
         try:
-            loader = self._loaders.get(kind)
-            if loader is None:
+            if kind not in self._loaders:
                 raise LoadFailed(f"kind {kind} is not served here")
-            version.model = await loader.load(target)
+            version.model = await self._loaders[kind](target)
         except Exception as error:
             if not isinstance(error, LoadFailed):
                 _log.exception("loading %s failed", target.name)
@@ -315,10 +294,14 @@ class Repository:
             _log.info("%s version %d is ready%s%s", target.name, target.version, how, why)
         self._reconcile()
 
+    async def _load_pipeline(self, target: Target) -> OneShotModel:
+        return load_pipeline(target, self._member)
+
     def _drain(self, version: _RepositoryVersion) -> None:
         """Takes a version away from new requests, and drops it after its last one."""
         version.state = "draining"
-        self._loaders[version.target.settings.kind or "onnx"].withdraw(version.model)
+        if version.model is not None:
+            version.model.withdraw()
         there = self._serving.get(version.target.name, {})
         if there.get(version.target.version) is version:
             del there[version.target.version]
@@ -346,7 +329,8 @@ class Repository:
     async def _dropped(self, version: _RepositoryVersion) -> None:
         target = version.target
         try:
-            await self._loaders[target.settings.kind or "onnx"].unload(version.model)
+            if version.model is not None:
+                await version.model.close()
         finally:
             self._versions.pop(target.key, None)
         _log.info("%s version %d is unloaded", target.name, target.version)
@@ -361,8 +345,9 @@ class Repository:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _member(self, name: str, version: str) -> TensorModel | None:
-        return self.find(name, version) or self._text_member(name)
+    def _member(self, name: str, version: str, kind: str) -> MemberModel | None:
+        found: MemberModel | None = self.find(name, version) if kind == "model" else None
+        return found or self._text_member(name, version, kind)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -380,11 +365,5 @@ class Repository:
         return self._reasons.get(name, "it is being loaded")
 
     def _users(self, name: str) -> list[str]:
-        """The ensembles that need a model."""
-        return [
-            other for other, entry in self._wanted.items() if any(step.model == name for step in entry.settings.steps)
-        ]
-
-    def _check_unused(self, name: str) -> None:
-        if users := self._users(name):
-            raise LoadFailed(f"failed to unload {name!r}: ensemble {users[0]!r} needs it; unload that first")
+        """The pipelines that need a model."""
+        return [other for other, entry in self._wanted.items() if name in members(entry.settings.steps)]

@@ -3,14 +3,14 @@
 `penstock.repository.triton` makes the same settings from Triton's config.pbtxt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.messages.tensors import DATATYPES
-from penstock.schedule.batcher import BatchRules, LevelRules
+from penstock.schedule.batcher import BatchRules
 
 MAX_BYTES = 256 << 10  # of the file
 MAX_ROWS = 1 << 20  # of a batch
@@ -19,10 +19,13 @@ MAX_INSTANCES = 64
 MAX_THREADS = 256
 MAX_LEVELS = 32
 DEFAULT_ROWS = 32  # of a batch, where the model has a batch dimension and the settings do not say
-DEFAULT_QUEUE = 1024  # requests that wait in a level
 HANG_SECONDS = 120.0
-
-Kind = Literal["onnx", "llm", "ensemble"]
+Kind = Literal["onnx", "torch", "llm", "pipeline"]
+FILES: dict[Kind, str] = {"onnx": "model.onnx", "torch": "model.pt2"}  # the usual name of a version's file, by kind
+# How a PyTorch model comes into a file that needs no code to be read.
+EXPORT = (
+    "export it where its Python code is: torch.export.save(torch.export.export(model.eval(), (sample,)), 'model.pt2')"
+)
 
 
 class SettingsError(ValueError):
@@ -44,51 +47,66 @@ class TensorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"{self.name!r} has datatype {self.datatype!r}; it must be one of {', '.join(DATATYPES)}")
 
 
-class LevelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """A level of the queue."""
+class PipelineStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """A step of a pipeline. One of the first six fields says what it does. In `inputs` and `outputs`, names of the
+    model's tensors come first, then those of the pipeline."""
 
-    max_queue: int = DEFAULT_QUEUE  # requests that wait
-    timeout: float = 0.0  # seconds that a request may wait; 0: no limit
-    late: Literal["refuse", "delay"] = "refuse"
-    override: bool = True  # requests may set a shorter timeout
-
-    def rules(self) -> LevelRules:
-        return LevelRules(self.max_queue, self.timeout, self.late == "delay", self.override)
-
-
-class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """How requests are batched."""
-
-    mode: Literal["dynamic", "static", "none"] = "dynamic"
-    max_wait: float = 0.0  # seconds
-    wait: Literal["busy", "always"] = "busy"  # whether a request also waits while nothing runs
-    preferred: tuple[int, ...] = ()
-    keep_order: bool = False
-    levels: tuple[LevelSettings, ...] = (LevelSettings(),)
-    default_level: int = 1
-
-    def rules(self, max_rows: int, instances: int, starts_after: int = 0) -> BatchRules:
-        return BatchRules(
-            max_rows=max_rows,
-            instances=instances,
-            mode=self.mode,
-            max_wait=self.max_wait,
-            waits_when_idle=self.wait == "always" or self.mode == "static",
-            preferred=self.preferred,
-            keeps_order=self.keep_order,
-            levels=tuple(level.rules() for level in self.levels),
-            default_level=self.default_level,
-            starts_after=starts_after,
-        )
-
-
-class EnsembleStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """A model of an ensemble. Maps go from the model's tensors to those of the ensemble."""
-
-    model: str
+    model: str = ""
+    tokenize: str = ""  # a language model, with whose tokenizer texts become token ids
+    detokenize: str = ""
+    switch: str = ""  # an expression: rows for which it is true go to `then`, the others to `else`
+    split: str = ""  # a tensor, which is divided `into` others along its last dimension
+    merge: str = ""  # a tensor that is made `of` others, which are joined along their last dimension
     version: str = ""
-    inputs: dict[str, str]
-    outputs: dict[str, str]
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    then: tuple["PipelineStep", ...] = ()
+    otherwise: tuple["PipelineStep", ...] = msgspec.field(name="else", default=())
+    into: dict[str, int] = {}  # sizes, by tensor
+    of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a step that does nothing, or two things."""
+        found = [kind for kind in _STEP_FIELDS if getattr(self, kind)]
+        if len(found) != 1:
+            raise ValueError(
+                f"a step has {' and '.join(found) or 'no kind'}; it must have one of {', '.join(_STEP_FIELDS)}"
+            )
+        used = {each for each in self.__struct_fields__ if getattr(self, each)} - set(found)
+        if extra := used - set(_STEP_FIELDS[found[0]]):
+            raise ValueError(f"a step with {found[0]} has {min(extra)}, which has no effect there; leave it out")
+
+    @property
+    def kind(self) -> str:
+        """Which of the first six fields it has."""
+        return next(kind for kind in _STEP_FIELDS if getattr(self, kind))
+
+    @property
+    def name(self) -> str:
+        """The model that it uses; "" if it uses none."""
+        return self.model or self.tokenize or self.detokenize
+
+
+_OF_MODEL = ("inputs", "outputs")
+_STEP_FIELDS = {  # the fields that a step of each kind may have
+    "model": ("version", *_OF_MODEL),
+    "tokenize": _OF_MODEL,
+    "detokenize": _OF_MODEL,
+    "switch": ("then", "otherwise"),
+    "split": ("into",),
+    "merge": ("of",),
+}
+
+
+def members(steps: Sequence[PipelineStep]) -> set[str]:
+    """Returns the names of the models that steps use."""
+    return {step.name for step in _all_steps(steps)} - {""}
+
+
+def _all_steps(steps: Sequence[PipelineStep]) -> Iterator[PipelineStep]:
+    for step in steps:
+        yield step
+        yield from _all_steps((*step.then, *step.otherwise))
 
 
 class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,10 +127,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     outputs: tuple[TensorSettings, ...] = ()
     instances: int = 1
     threads: int = 1  # that compute one batch
-    batching: BatchSettings = BatchSettings()
+    batching: BatchRules = BatchRules()
     cache: bool = False  # keep answers, and give them to equal requests
     hang_timeout: float = HANG_SECONDS  # for one run
-    steps: tuple[EnsembleStep, ...] = ()  # of an ensemble
+    steps: tuple[PipelineStep, ...] = ()  # of a pipeline
     model: str = ""  # of an LLM: what `penstock serve` would be given; "": the version's folder
     settings: dict[str, Any] = {}  # of an LLM: those of `penstock serve`, by name
     triton: dict[str, Any] = {}  # what config.pbtxt says besides, for clients that read it
@@ -126,6 +144,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check("hang-timeout", self.hang_timeout, 0.001, MAX_WAIT)
         _check("batching.levels", len(self.batching.levels), 1, MAX_LEVELS)
         _check("batching.default-level", self.batching.default_level, 1, len(self.batching.levels))
+        if (self.batching.max_rows, self.batching.instances, self.batching.starts_after) != (1, 1, 0):
+            raise ValueError("batching has no max-rows, instances or starts-after: set max-batch-size and instances")
         for rows in self.batching.preferred:
             _check("batching.preferred", rows, 1, self.max_batch_size or MAX_ROWS)
         if self.batching.mode == "static" and not self.batching.max_wait:

@@ -1,9 +1,11 @@
 """What a version of a one-shot model has done, in the form of Triton's statistics."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.messages import DeadlineExceeded, EngineError, QueueFull
 from penstock.observe.histogram import REQUEST_SECONDS, Histogram
 
 
@@ -35,8 +37,8 @@ class ModelStatistics:
         self.inferences = 0  # rows
         self.executions = 0  # batches
         self.last = 0  # milliseconds since the epoch
-        self.pending = 0  # requests in flight
         self.durations: Mapping[str, Duration] = {name: Duration() for name in _DURATIONS}
+        self.failures = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)  # requests, by reason
         self.batches: dict[int, Mapping[str, Duration]] = {}  # by rows
         self.latency = Histogram(REQUEST_SECONDS)
         self.began = time.monotonic()
@@ -59,8 +61,18 @@ class ModelStatistics:
         self.durations["queue"].add(int(queued * 1e9))
         self.latency.observe(seconds)
 
-    def failed(self, seconds: float) -> None:
-        """Counts a request that ended with an error."""
+    def failed(self, seconds: float, error: BaseException) -> None:
+        """Counts a request that ended with an error. The reasons are Triton's."""
+        match error:
+            case QueueFull() | DeadlineExceeded():
+                reason = "REJECTED"
+            case asyncio.CancelledError():
+                reason = "CANCELED"
+            case EngineError():
+                reason = "BACKEND"
+            case _:
+                reason = "OTHER"
+        self.failures[reason] += 1
         self.durations["fail"].add(int(seconds * 1e9))
 
     def fields(self, name: str, version: str) -> dict[str, Any]:

@@ -8,101 +8,78 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.messages.tensors import TensorSpec
-from penstock.repository.settings import DEFAULT_QUEUE, ModelSettings, SettingsError, of_fields
+from penstock.repository.settings import FILES, Latest, ModelSettings, SettingsError, of_fields
 from penstock.repository.textproto import Map, TextProtoError, read_textproto
+from penstock.schedule.batcher import LevelRules
 
-_QUEUE = {
-    "timeout_action": str,
-    "default_timeout_microseconds": int,
-    "allow_timeout_override": bool,
-    "max_queue_size": int,
+# A field is `type name`; * after the type: a list; {type}: a map from texts.
+_TENSOR = (
+    "str name; str data_type; int* dims; Shape reshape; str format; bool is_shape_tensor; bool is_non_linear_format_io"
+)
+_MESSAGES = {
+    "Config": (
+        "str name; str platform; str backend; str runtime; str default_model_filename; int max_batch_size; "
+        "Versions version_policy; Input* input; Output* output; Group* instance_group; Batching dynamic_batching; "
+        "Sequence sequence_batching; Ensemble ensemble_scheduling; Optimization optimization; {Parameter} parameters; "
+        "{str} metric_tags; Warmup* model_warmup; Operations model_operations; Decoupled model_transaction_policy; "
+        "Agents model_repository_agents; Enabled response_cache"
+    ),
+    "Versions": "Latest latest; Empty all; Specific specific",
+    "Latest": "int num_versions",
+    "Empty": "",
+    "Specific": "int* versions",
+    "Input": f"{_TENSOR}; bool allow_ragged_batch; bool optional",
+    "Output": f"{_TENSOR}; str label_filename",
+    "Shape": "int* shape",
+    "Group": (
+        "str name; str kind; str host_policy; int count; int* gpus; bool passive; str* profile; "
+        "Device* secondary_devices; Limiter rate_limiter"
+    ),
+    "Device": "str kind; int device_id",
+    "Limiter": "Resource* resources; int priority",
+    "Resource": "str name; bool global; int count",
+    "Batching": (
+        "int* preferred_batch_size; int max_queue_delay_microseconds; bool preserve_ordering; int priority_levels; "
+        "int default_priority_level; Queue default_queue_policy; {Queue} priority_queue_policy"
+    ),
+    "Queue": "str timeout_action; int default_timeout_microseconds; bool allow_timeout_override; int max_queue_size",
+    "Sequence": "int max_sequence_idle_microseconds",
+    "Ensemble": "Step* step",
+    "Step": "str model_name; int model_version; {str} input_map; {str} output_map; str model_namespace",
+    "Optimization": (
+        "Level graph; str priority; Cuda cuda; Accelerators execution_accelerators; Enabled input_pinned_memory; "
+        "Enabled output_pinned_memory; int gather_kernel_buffer_threshold; bool eager_batching"
+    ),
+    "Level": "int level",
+    "Cuda": "bool graphs; bool busy_wait_events; bool output_copy_stream",
+    "Accelerators": "Named* gpu_execution_accelerator; Named* cpu_execution_accelerator",
+    "Named": "str name; {str} parameters",
+    "Enabled": "bool enable",
+    "Parameter": "str string_value",
+    "Warmup": "str name; int batch_size; int count; {Sample} inputs",
+    "Sample": "str data_type; int* dims; bool zero_data; bool random_data; str input_data_file",
+    "Operations": "str* op_library_filename",
+    "Decoupled": "bool decoupled",
+    "Agents": "Named* agents",
 }
-_BATCHING = {
-    "preferred_batch_size": [int],
-    "max_queue_delay_microseconds": int,
-    "preserve_ordering": bool,
-    "priority_levels": int,
-    "default_priority_level": int,
-    "default_queue_policy": _QUEUE,
-    "priority_queue_policy": Map(_QUEUE),
-}
-_TENSOR = {
-    "name": str,
-    "data_type": str,
-    "dims": [int],
-    "reshape": {"shape": [int]},
-    "format": str,
-    "is_shape_tensor": bool,
-    "is_non_linear_format_io": bool,
-}
-_PARAMETER = Map({"string_value": str})
-_ACCELERATOR = {"name": str, "parameters": Map(str)}
-SCHEMA: dict[str, Any] = {
-    **dict.fromkeys(("name", "platform", "backend", "runtime", "default_model_filename"), str),
-    "max_batch_size": int,
-    "version_policy": {"latest": {"num_versions": int}, "all": {}, "specific": {"versions": [int]}},
-    "input": [{**_TENSOR, "allow_ragged_batch": bool, "optional": bool}],
-    "output": [{**_TENSOR, "label_filename": str}],
-    "instance_group": [
-        {
-            **dict.fromkeys(("name", "kind", "host_policy"), str),
-            "count": int,
-            "gpus": [int],
-            "passive": bool,
-            "profile": [str],
-            "secondary_devices": [{"kind": str, "device_id": int}],
-            "rate_limiter": {"resources": [{"name": str, "global": bool, "count": int}], "priority": int},
-        }
-    ],
-    "dynamic_batching": _BATCHING,
-    "sequence_batching": {"max_sequence_idle_microseconds": int},
-    "ensemble_scheduling": {
-        "step": [
-            {
-                "model_name": str,
-                "model_version": int,
-                "input_map": Map(str),
-                "output_map": Map(str),
-                "model_namespace": str,
-            }
-        ]
-    },
-    "optimization": {
-        "graph": {"level": int},
-        "priority": str,
-        "cuda": {"graphs": bool, "busy_wait_events": bool, "output_copy_stream": bool},
-        "execution_accelerators": {
-            "gpu_execution_accelerator": [_ACCELERATOR],
-            "cpu_execution_accelerator": [_ACCELERATOR],
-        },
-        "input_pinned_memory": {"enable": bool},
-        "output_pinned_memory": {"enable": bool},
-        "gather_kernel_buffer_threshold": int,
-        "eager_batching": bool,
-    },
-    "parameters": _PARAMETER,
-    "metric_tags": Map(str),
-    "model_warmup": [
-        {
-            "name": str,
-            "batch_size": int,
-            "count": int,
-            "inputs": Map(
-                {
-                    "data_type": str,
-                    "dims": [int],
-                    "zero_data": bool,
-                    "random_data": bool,
-                    "input_data_file": str,
-                }
-            ),
-        }
-    ],
-    "model_operations": {"op_library_filename": [str]},
-    "model_transaction_policy": {"decoupled": bool},
-    "model_repository_agents": {"agents": [{"name": str, "parameters": Map(str)}]},
-    "response_cache": {"enable": bool},
-}
+_TYPES = {"str": str, "int": int, "bool": bool}
+
+
+def _field_type(text: str) -> Any:
+    """The type of a field, as the reader of the text format takes it."""
+    if text.startswith("{"):
+        return Map(_field_type(text[1:-1]))
+    if text.endswith("*"):
+        return [_field_type(text[:-1])]
+    return _TYPES.get(text) or _message(text)
+
+
+def _message(name: str) -> dict[str, Any]:
+    fields = (field.split() for field in filter(None, _MESSAGES[name].split("; ")))
+    return {name: _field_type(kind) for kind, name in fields}
+
+
+SCHEMA = _message("Config")
 # Fields whose effect Penstock does not have.
 _REFUSED = {
     "sequence_batching": "requests of a sequence have no state here",
@@ -114,10 +91,12 @@ _SHOWN = ("optimization", "metric_tags", "parameters", "instance_group", "model_
 _KINDS = {
     "onnxruntime": "onnx",
     "onnxruntime_onnx": "onnx",
-    "ensemble": "ensemble",
+    **dict.fromkeys(("pytorch", "pytorch_libtorch"), "torch"),
+    "ensemble": "pipeline",
     "penstock": "llm",
 }
-PLATFORMS = {"onnx": "onnxruntime_onnx", "ensemble": "ensemble", "llm": "penstock"}
+PLATFORMS = {"onnx": "onnxruntime_onnx", "torch": "pytorch_libtorch", "pipeline": "ensemble", "llm": "penstock"}
+_BACKENDS = {"onnx": "onnxruntime", "torch": "pytorch", "pipeline": ""}
 _MICROSECONDS = 1e6
 
 
@@ -136,7 +115,7 @@ def of_config(config: dict[str, Any]) -> ModelSettings:
         if name in config:
             raise SettingsError(f"{name} is not supported: {why}; leave it out")
     named = config.get("backend") or config.get("platform") or ""
-    kind = "ensemble" if "ensemble_scheduling" in config else _KINDS.get(named)
+    kind = "pipeline" if "ensemble_scheduling" in config else _KINDS.get(named)
     if named and kind is None:
         raise SettingsError(f"backend {named[:60]!r} is not supported; the backends are {', '.join(_KINDS)}")
     fields: dict[str, Any] = {
@@ -170,41 +149,30 @@ def config_of(
     name: str, settings: ModelSettings, max_rows: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> dict[str, Any]:
     """Returns the fields of Triton's ModelConfig that clients read."""
-    skip = 1 if max_rows else 0
     given = {each.name: each for each in (*settings.inputs, *settings.outputs)}
+    kind, policy = settings.kind or "onnx", settings.versions
 
-    def dims(spec: TensorSpec) -> list[int]:
-        return list(given[spec.name].dims if spec.name in given else spec.shape[skip:])
+    def tensor(spec: TensorSpec) -> dict[str, Any]:
+        dims = given[spec.name].dims if spec.name in given else spec.shape[1 if max_rows else 0 :]
+        return {"name": spec.name, "data_type": _type(spec.datatype), "dims": list(dims)}
 
-    kind = settings.kind or "onnx"
-    policy = settings.versions
+    versions: dict[str, Any] = {"latest": {"num_versions": policy.latest if isinstance(policy, Latest) else 1}}
+    if policy == "all" or isinstance(policy, tuple):
+        versions = {"all": {}} if policy == "all" else {"specific": {"versions": list(policy)}}
     config: dict[str, Any] = {
         "name": name,
         "platform": PLATFORMS[kind],
-        "backend": "" if kind == "ensemble" else "onnxruntime",
-        "version_policy": {"all": {}}
-        if policy == "all"
-        else {"specific": {"versions": list(policy)}}
-        if isinstance(policy, tuple)
-        else {"latest": {"num_versions": 1 if isinstance(policy, str) else policy.latest}},
+        "backend": _BACKENDS[kind],
+        "version_policy": versions,
         "max_batch_size": max_rows,
-        "input": [
-            {"name": spec.name, "data_type": _type(spec.datatype), "dims": dims(spec), "optional": spec.optional}
-            for spec in inputs
-        ],
+        "input": [tensor(spec) | {"optional": spec.optional} for spec in inputs],
         "output": [
-            {
-                "name": spec.name,
-                "data_type": _type(spec.datatype),
-                "dims": dims(spec),
-                "label_filename": given[spec.name].labels if spec.name in given else "",
-            }
-            for spec in outputs
+            tensor(spec) | {"label_filename": given[spec.name].labels if spec.name in given else ""} for spec in outputs
         ],
-        "default_model_filename": settings.file or ("" if kind == "ensemble" else "model.onnx"),
+        "default_model_filename": settings.file or FILES.get(kind, ""),
         **{name: settings.triton[name] for name in ("optimization", "parameters") if name in settings.triton},
     }
-    if kind == "ensemble":
+    if kind == "pipeline":
         config["ensemble_scheduling"] = {
             "step": [
                 {
@@ -214,6 +182,7 @@ def config_of(
                     "output_map": step.outputs,
                 }
                 for step in settings.steps
+                if step.kind == "model"
             ]
         }
         return config
@@ -295,7 +264,7 @@ def _threads(parameters: dict[str, Any]) -> int:
 
 def _level(policy: dict[str, Any]) -> dict[str, Any]:
     return {
-        "max-queue": int(policy.get("max_queue_size", 0)) or DEFAULT_QUEUE,
+        "max-queue": int(policy.get("max_queue_size", 0)) or LevelRules().max_queue,
         "timeout": int(policy.get("default_timeout_microseconds", 0)) / _MICROSECONDS,
         "late": "delay" if policy.get("timeout_action") in ("DELAY", 1) else "refuse",
         "override": policy.get("allow_timeout_override", False),

@@ -7,6 +7,7 @@ The queue has levels; level 1 goes first. Within a level requests go in order of
 from the front as long as they have the same shapes and their rows fit.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from typing import Literal
@@ -17,27 +18,27 @@ Reason = Literal["full", "preferred", "idle", "waited", "shapes", "single"]
 Refusal = Literal["queue", "level"]
 
 
-class LevelRules(msgspec.Struct, frozen=True):
+class LevelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """The rules of a level of the queue. Times are in seconds; 0 means no limit."""
 
-    max_queue: int = 0  # requests that wait
+    max_queue: int = 1024  # requests that wait
     timeout: float = 0.0  # that a request may wait
-    delays: bool = False  # a request that is late goes behind the others; False: it is refused
-    override: bool = False  # requests may set a shorter timeout
+    late: Literal["refuse", "delay"] = "refuse"  # delay: a request that is late goes behind the others
+    override: bool = True  # requests may set a shorter timeout
 
 
-class BatchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How the requests of a model are batched."""
+class BatchRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """How the requests of a model are batched. Settings have these fields, except the last three."""
 
-    max_rows: int = 1  # of a batch
-    instances: int = 1  # batches that run at a time
     mode: Literal["dynamic", "static", "none"] = "dynamic"  # static: collect max_rows; none: each request runs alone
     max_wait: float = 0.0  # seconds that a request waits for others
-    waits_when_idle: bool = False  # wait for max_wait also while nothing runs
+    wait: Literal["busy", "always"] = "busy"  # always: wait for max_wait also while nothing runs
     preferred: tuple[int, ...] = ()  # rows; a batch of such a size does not wait
-    keeps_order: bool = False  # results leave in the order of arrival
+    keep_order: bool = False  # results leave in the order of arrival
     levels: tuple[LevelRules, ...] = (LevelRules(),)
     default_level: int = 1
+    max_rows: int = 1  # of a batch
+    instances: int = 1  # batches that run at a time
     starts_after: int = 0  # requests that must wait before the first batch, for tests
 
 
@@ -96,7 +97,7 @@ class Batcher:
         if rules.override and timeout and (not limit or timeout < limit):
             limit = timeout
         queue.append(_Waiting(request, rows, group, now, now + limit if limit else None))
-        if self.rules.keeps_order:
+        if self.rules.keep_order:
             self._order.append(request)
         return None
 
@@ -119,7 +120,7 @@ class Batcher:
             overdue = [each for each in queue if each.due is not None and each.due <= now]
             for each in overdue:
                 queue.remove(each)
-                if rules.delays:
+                if rules.late == "delay":
                     each.due = None
                     self._delayed[number].append(each)
                 else:
@@ -149,20 +150,20 @@ class Batcher:
     def apply(self, batch: Batch) -> list[int]:
         """Takes the end of a batch. Returns the requests whose results may leave now, in order."""
         requests = self._running.pop(batch.id)
-        if not self.rules.keeps_order:
+        if not self.rules.keep_order:
             return list(requests)
         self._finished.update(requests)
         return self._leaving()
 
     def leaving(self) -> list[int]:
         """Returns finished requests whose results were kept back behind one that was cancelled or dropped."""
-        return self._leaving() if self.rules.keeps_order else []
+        return self._leaving() if self.rules.keep_order else []
 
     def next_due(self) -> float | None:
         """Returns when `drop_late` or `plan` should be called although nothing has happened; None: not at all."""
         times = [each.due for queue in self._levels for each in queue if each.due is not None] if self._timeouts else []
         if self.waiting and not self._held and len(self._running) < self.rules.instances and self.rules.max_wait:
-            times.append(min(each.arrived for each in self._first_group()) + self.rules.max_wait)
+            times.append(min(each.arrived for each in self._choose(-math.inf)[0]) + self.rules.max_wait)
         return min(times, default=None)
 
     def _choose(self, now: float) -> tuple[list[_Waiting], Reason | None]:
@@ -205,18 +206,7 @@ class Batcher:
     def _need_not_wait(self) -> bool:
         """Off-peak: while nothing runs, waiting for others would only add latency."""
         rules = self.rules
-        return rules.mode == "dynamic" and (not rules.max_wait or (not rules.waits_when_idle and not self._running))
-
-    def _first_group(self) -> list[_Waiting]:
-        """The requests that the next batch would have if it ran now."""
-        found: list[_Waiting] = []
-        rows = 0
-        for each in self._in_order():
-            rows += each.rows
-            if found and (each.group != found[0].group or rows > self.rules.max_rows):
-                break
-            found.append(each)
-        return found
+        return rules.mode == "dynamic" and (not rules.max_wait or (rules.wait == "busy" and not self._running))
 
     def _in_order(self) -> Iterator[_Waiting]:
         for queue, delayed in zip(self._levels, self._delayed, strict=True):
@@ -227,7 +217,7 @@ class Batcher:
         return next(queue for queue in (*self._levels, *self._delayed) if waiting in queue)
 
     def _forget(self, request: int) -> None:
-        if self.rules.keeps_order:
+        if self.rules.keep_order:
             self._order.remove(request)
 
     def _leaving(self) -> list[int]:

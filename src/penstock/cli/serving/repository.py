@@ -2,30 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
 from penstock.cli.serving.shares import language_models, machine_share
-from penstock.cli.serving.text_members import TextMember
+from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
 from penstock.engine.link.ipc import spawn
 from penstock.frontend import ModelRegistry, RequestLimits, Serving
 from penstock.frontend.local import LocalRequests
-from penstock.messages.tensors import LoadFailed
+from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
 from penstock.prepare.engine import verified
 from penstock.prepare.model import find_given, prepare_found, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
-from penstock.repository.loader import Loader
 from penstock.repository.metrics import RepositoryMetrics
 from penstock.repository.service import Repository
-from penstock.repository.settings import Kind
 from penstock.weights.manifest import ManifestCheck
 
 _log = logging.getLogger("penstock.repository")
@@ -41,9 +38,9 @@ class EngineModel:
 
     note = ""
 
-    def __init__(self, serving: Serving, client: object) -> None:
+    def __init__(self, serving: Serving, client: object, registry: ModelRegistry, metrics: Metrics) -> None:
         self.serving = serving
-        self._client = client
+        self._client, self._registry, self._metrics = client, registry, metrics
 
     @property
     def usage(self) -> "EngineModel":
@@ -63,6 +60,18 @@ class EngineModel:
         """Returns when no request is in flight."""
         if self.current:
             await self.serving.version.unused()
+
+    def withdraw(self) -> None:
+        """Takes the version away from new requests."""
+        if self.current:
+            self._registry.remove(self.serving)
+
+    async def close(self) -> None:
+        """Ends the engine. One that was replaced ends by itself, after its last request."""
+        if self.current:
+            name = self.serving.model.name
+            await self.serving.close()
+            self._metrics.forget(name)
 
 
 class LanguageModelLoader:
@@ -98,22 +107,7 @@ class LanguageModelLoader:
         except BaseException:
             await client.close()
             raise
-        return EngineModel(serving, client)
-
-    def withdraw(self, model: EngineModel) -> None:
-        """Takes a version away from new requests."""
-        if model.current and self.registry is not None:
-            self.registry.remove(model.serving)
-
-    async def unload(self, model: EngineModel) -> None:
-        """Ends an engine. One that was replaced ends by itself, after its last request."""
-        if model.current:
-            name = model.serving.model.name
-            await model.serving.close()
-            self._metrics.forget(name)
-
-    async def close(self) -> None:
-        """The registry closes the engines."""
+        return EngineModel(serving, client, self.registry, self._metrics)
 
     def _prepare(self, target: Target) -> Any:
         settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
@@ -141,8 +135,7 @@ class ServedRepository:
             engines = language_models(path) + (served is not None)
             self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines)
             taken = () if served is None else served.model.names
-            loaders: Mapping[Kind, Loader[EngineModel]] = {"llm": self._loader}
-            self.repository = Repository(path, loaders, taken=taken, text_member=self._text_member)
+            self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         models = () if served is None else (served,)
@@ -162,10 +155,14 @@ class ServedRepository:
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
         self._following = asyncio.create_task(self.repository.follow_generation())
 
-    def _text_member(self, name: str) -> TextMember | None:
-        """A language model as a member of an ensemble; None if there is none of this name."""
+    def _text_member(self, name: str, version: str, kind: str) -> MemberModel | None:
+        """A language model or its tokenizer as a member of a pipeline; None if there is none of this name."""
         found = next((serving for serving in self.registry.all if name in serving.model.names), None)
-        return None if found is None else TextMember(found, self._requests)
+        if found is None:
+            return None
+        if kind == "model":
+            return TextMember(found, self._requests)
+        return TokenizerMember(found.model.tokenizer, kind)
 
     async def close(self) -> None:
         if self._following is not None:

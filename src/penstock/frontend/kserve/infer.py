@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.http.asgi import Answer
+from penstock.frontend.http.asgi import Answer, StreamedAnswer
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import InferCodec
 from penstock.frontend.kserve.fields import InferFields, Parameters, TextTensor
@@ -30,8 +30,12 @@ async def read_infer(body: bytes, context: RequestContext) -> Call | Answer:
     return await _read(body, context, streams=False)
 
 
-async def read_infer_stream(body: bytes, context: RequestContext) -> Call:
+async def read_infer_stream(body: bytes, context: RequestContext) -> Call | StreamedAnswer:
     """Reads a request for a stream, each of whose events is an answer of infer. Raises APIError as `read_infer`."""
+    if context.models.tensors is not None and (model := one_shot_model(context)) is not None:
+        from penstock.frontend.kserve.one_shot import infer_stream  # imports NumPy
+
+        return await infer_stream(body, context, model)
     return await _read(body, context, streams=True)
 
 

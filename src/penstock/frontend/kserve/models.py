@@ -17,6 +17,7 @@ from penstock.messages.tensors import LoadFailed, TensorModels
 from penstock.version import __version__
 
 _PLATFORM = "penstock"
+_INPUTS = dict.fromkeys(TEXTS, "BYTES") | dict.fromkeys(FLAGS, "BOOL")  # of a language model
 _FILE = "file:"  # begins the name of a parameter that has a file of a model
 _MAX_FILES = 256
 
@@ -52,20 +53,10 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
             fields["versions"] = _versions(context.models.tensors, model.name)
         return orjson.dumps(fields)
     _, name = await for_path(context)
-    inputs = [
-        {"name": name, "datatype": datatype, "shape": [1]}
-        for names, datatype in ((TEXTS, "BYTES"), (FLAGS, "BOOL"))
-        for name in names
-    ]
-    return orjson.dumps(
-        {
-            "name": name,
-            "versions": [VERSION],
-            "platform": _PLATFORM,
-            "inputs": inputs,
-            "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1]}],
-        }
-    )
+    inputs = [{"name": each, "datatype": kind, "shape": [1]} for each, kind in _INPUTS.items()]
+    outputs = [{"name": "text_output", "datatype": "BYTES", "shape": [1]}]
+    fields = {"name": name, "versions": [VERSION], "platform": _PLATFORM, "inputs": inputs, "outputs": outputs}
+    return orjson.dumps(fields)
 
 
 async def show_config(body: bytes, context: RequestContext) -> bytes:
@@ -73,22 +64,21 @@ async def show_config(body: bytes, context: RequestContext) -> bytes:
     if (model := one_shot_model(context)) is not None:
         return orjson.dumps(model.config())
     _, name = await for_path(context)
+    types = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL"}
     inputs = [
-        {"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"}
-        for names, kind in ((TEXTS, "TYPE_STRING"), (FLAGS, "TYPE_BOOL"))
-        for name in names
+        {"name": each, "data_type": types[kind], "dims": [1], "optional": each != "text_input"}
+        for each, kind in _INPUTS.items()
     ]
-    return orjson.dumps(
-        {
-            "name": name,
-            "platform": _PLATFORM,
-            "backend": _PLATFORM,
-            "max_batch_size": 0,  # the inputs of a request have no batch dimension
-            "input": inputs,
-            "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}],
-            "model_transaction_policy": {"decoupled": True},
-        }
-    )
+    fields = {
+        "name": name,
+        "platform": _PLATFORM,
+        "backend": _PLATFORM,
+        "max_batch_size": 0,  # the inputs of a request have no batch dimension
+        "input": inputs,
+        "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    return orjson.dumps(fields)
 
 
 async def is_ready(body: bytes, context: RequestContext) -> bytes:

@@ -1,6 +1,8 @@
 """POST /v2/models/{model}/infer of one-shot models: tensors as JSON, or with the binary data extension."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -9,17 +11,14 @@ import orjson
 from penstock.frontend.call import RequestContext
 from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.http.asgi import Answer, first_value
+from penstock.frontend.http.asgi import Answer, StreamedAnswer, first_value
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.tensor_data import (
-    as_bytes,
-    classify,
-    pack,
-    pack_strings,
-    raw_shape,
-    repository_error,
-    unpack,
-)
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
+from penstock.frontend.http.streamed import HEARTBEAT_SECONDS
+from penstock.frontend.kserve.codec import FINAL
+from penstock.frontend.kserve.errors import error_body
+from penstock.frontend.kserve.tensor_data import as_bytes, classify, pack, raw_shape, repository_error, unpack
+from penstock.messages.arrays import pack_strings
 from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the binary data
@@ -30,6 +29,9 @@ _REFUSED = {
     "shared_memory_region": "shared memory of clients is not supported; send the tensor's data",
 }
 _MICROSECONDS = 1e6
+_OF_STREAMS = MappingProxyType(
+    {"cache-control": "no-cache", "x-accel-buffering": "no"}
+)  # headers: nothing keeps events
 
 
 class InputField(msgspec.Struct):
@@ -75,6 +77,48 @@ async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Ans
     except Exception as error:
         raise repository_error(error, context.limits.retry_after) from error
     return _answer(fields, result, model, context)
+
+
+async def infer_stream(body: bytes, context: RequestContext, model: TensorModel) -> StreamedAnswer:
+    """Answers a request with an event for each piece of the outputs, and a last one for all others.
+
+    Raises APIError that names the tensor.
+    """
+    fields = decode(_decoder, body)
+    results = model.stream(_request(fields, memoryview(b""), binary=False))
+    try:
+        first = await anext(results)
+    except Exception as error:
+        raise repository_error(error, context.limits.retry_after) from error
+    return StreamedAnswer(_events(first, results, fields, model, context), STREAM_TYPE, headers=_OF_STREAMS)
+
+
+async def _events(
+    result: InferResult,
+    results: AsyncGenerator[InferResult, None],
+    fields: InferBody,
+    model: TensorModel,
+    context: RequestContext,
+) -> AsyncGenerator[bytes, None]:
+    coming: asyncio.Future[InferResult] | None = None
+    try:
+        while True:
+            context.reserve(sum(len(tensor.data) for tensor in result.outputs))
+            head = _head(fields, model) | ({"parameters": {FINAL: True}} if result.final else {})
+            outputs = [_described(tensor) | {"data": unpack(tensor)} for tensor in result.outputs]
+            yield sse_event(orjson.dumps({**head, "outputs": outputs}))
+            if result.final:
+                return
+            coming = asyncio.ensure_future(anext(results))
+            while not (await asyncio.wait([coming], timeout=HEARTBEAT_SECONDS))[0]:
+                yield HEARTBEAT
+            result = coming.result()
+    except Exception as error:
+        yield sse_event(error_body(repository_error(error, context.limits.retry_after)))
+    finally:
+        if coming is not None and coming.cancel():
+            await asyncio.wait([coming])
+        await results.aclose()
 
 
 def has_rows(model: TensorModel) -> bool:
@@ -155,21 +199,27 @@ def _answer(fields: InferBody, result: InferResult, model: TensorModel, context:
         parameters = asked.get(tensor.name, {})
         if classes := parameters.get("classification"):
             tensor = classified(tensor, classes, model)
-        shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        shown = _described(tensor)
         if parameters.get("binary_data", all_binary):
             shown["parameters"] = {"binary_data_size": len(tensor.data)}
             parts.append(as_bytes(tensor.data))
         else:
             shown["data"] = unpack(tensor)
         outputs.append(shown)
-    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-    if fields.id:
-        head["id"] = fields.id
-    text = orjson.dumps({**head, "outputs": outputs})
+    text = orjson.dumps({**_head(fields, model), "outputs": outputs})
     if not parts:
         return Answer(text)
     headers = {"inference-header-content-length": str(len(text))}
     return Answer(b"".join((text, *parts)), content_type=_BINARY, headers=headers)
+
+
+def _head(fields: InferBody, model: TensorModel) -> dict[str, Any]:
+    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
+    return {**head, "id": fields.id} if fields.id else head
+
+
+def _described(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
 
 
 def classified(tensor: Tensor, classes: Any, model: TensorModel) -> Tensor:

@@ -6,20 +6,12 @@ from typing import Any
 import numpy as np
 
 from penstock.frontend.errors import APIError, invalid
-from penstock.messages.tensors import LENGTH_BYTES, Bytes, Tensor, elements, strings
+from penstock.messages.arrays import DTYPES, pack_strings
+from penstock.messages.tensors import Bytes, Tensor, elements, strings
 
-DTYPES: dict[str, Any] = {
-    **{name.upper(): np.dtype(name) for name in ("bool", "int8", "int16", "uint8", "uint16")},
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
 _KINDS = {"BOOL": "bi", "FP16": "fiub", "FP32": "fiub", "FP64": "fiub"}  # kinds of values; of integers "iub"
 MAX_CLASSES = 4096  # of an answer
+MAX_CLASSIFIED = 1_000_000  # elements of an output whose classes are requested
 
 
 def pack(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
@@ -47,10 +39,6 @@ def pack(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
         raise invalid(f"input {shown!r} cannot be read as {datatype}: {error}", "inputs") from None
 
 
-def pack_strings(parts: Sequence[bytes]) -> bytes:
-    return b"".join(b"%b%b" % (len(part).to_bytes(LENGTH_BYTES, "little"), part) for part in parts)
-
-
 def unpack(tensor: Tensor) -> list[Any]:
     """Returns the elements of an answer's tensor, in row-major order. Raises APIError 400."""
     if tensor.datatype == "BYTES":
@@ -70,7 +58,13 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], *, rows: bool) -
     """Returns the `count` largest values of each row as Triton's classification extension writes them: VALUE:INDEX or
     VALUE:INDEX:LABEL. `rows`: the first dimension is the batch. Raises APIError 400."""
     if tensor.datatype in ("BYTES", "BF16"):
-        raise invalid(f"output {tensor.name!r} is {tensor.datatype}; only numbers can be classified", "outputs")
+        raise invalid(f"class result not available for output due to unsupported type {tensor.datatype!r}", "outputs")
+    if elements(tensor.shape) > MAX_CLASSIFIED:
+        raise invalid(
+            f"classification output tensor too large: {tensor.name!r} has {elements(tensor.shape)} elements; the "
+            f"limit is {MAX_CLASSIFIED}",
+            "outputs",
+        )
     if not 1 <= count <= MAX_CLASSES:
         raise invalid(f"classification is {count}; it must be from 1 to {MAX_CLASSES}", "outputs")
     values = np.frombuffer(tensor.data, DTYPES[tensor.datatype])

@@ -44,10 +44,6 @@ class TensorArena:
             start = self._free.pop(place)[0]
         self._free.insert(place, (start, end))
 
-    def reset(self) -> None:
-        """Frees all regions."""
-        self._free, self._taken = [(0, self.size)], {}
-
     @property
     def used(self) -> int:
         """The bytes of all regions."""

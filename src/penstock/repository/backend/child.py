@@ -1,4 +1,4 @@
-"""The process that runs models: python -m penstock.repository.backend.child SOCKET MEMORY SIZE
+"""The process that runs models: python -m penstock.repository.backend.child KIND SOCKET MEMORY SIZE
 
 Started by penstock.repository.backend.process, which passes the file descriptors of a packet socket and of the shared
 memory. Every thread waits for packets itself: the one that gets a packet executes it and sends the report, so no packet
@@ -14,70 +14,69 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from penstock.engine.child import die_with_parent, log_to_stderr
-from penstock.repository.backend.onnx_model import OnnxModel, begin, read_array, write_array
-from penstock.repository.backend.wire import (
-    MAX_PACKET,
-    BatchDone,
-    DropModel,
-    LoadModel,
-    ModelDropped,
-    ModelFailed,
-    ModelLoaded,
-    RunBatch,
-    TensorPlace,
-    decode_order,
-    encode,
-)
+from penstock.messages.arrays import read_array, write_array
+from penstock.messages.tensors import TensorSpec
+from penstock.repository.backend import wire
 
 SPARE_THREADS = 1  # one loads a model while the others run batches
 MAX_MESSAGE = 2000  # characters of an error
 
 
+class ChildModel(Protocol):
+    """A loaded model."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int  # of a batch; 0: no batch dimension
+    note: str  # why rows must not be joined, "" if they may
+
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> list[Any]:
+        """Returns these outputs in this order; (): all. Inputs and outputs are arrays.
+
+        Raises what the framework raises.
+        """
+        ...
+
+
 class ModelWorker:
     """The models of the process, and the threads that run them."""
 
-    def __init__(self, link: socket.socket, memory: memoryview) -> None:
-        self._link, self._memory = link, memory
-        self._models: dict[int, OnnxModel] = {}
+    def __init__(self, link: socket.socket, memory: memoryview, load: Callable[[wire.LoadModel], ChildModel]) -> None:
+        self._link, self._memory, self._make = link, memory, load
+        self._models: dict[int, ChildModel] = {}
 
     def run(self) -> None:
         """Executes packets until the parent closes the socket."""
-        packet = memoryview(bytearray(MAX_PACKET))
+        packet = memoryview(bytearray(wire.MAX_PACKET))
         while size := self._link.recv_into(packet):
-            order = decode_order(packet[:size])
+            order = wire.decode_order(packet[:size])
             match order:
-                case RunBatch():
+                case wire.RunBatch():
                     self._run(order)
-                case LoadModel():
+                case wire.LoadModel():
                     self._send(self._load(order))
-                case DropModel():
+                case wire.DropModel():
                     self._models.pop(order.model, None)
                     _give_memory_back()
-                    self._send(ModelDropped(order.model))
+                    self._send(wire.ModelDropped(order.model))
         os._exit(0)
 
-    def _load(self, order: LoadModel) -> ModelLoaded | ModelFailed:
+    def _load(self, order: wire.LoadModel) -> wire.ModelLoaded | wire.ModelFailed:
         before = _resident()
         try:
-            model = OnnxModel(order)
+            model = self._make(order)
         except Exception as error:
             _give_memory_back()
-            return ModelFailed(order.model, _text(error))
+            return wire.ModelFailed(order.model, _text(error))
         self._models[order.model] = model
-        return ModelLoaded(
-            order.model,
-            model.inputs,
-            model.outputs,
-            model.max_rows,
-            not model.note,
-            model.note,
-            max(_resident() - before, 0),
-        )
+        size = max(_resident() - before, 0)
+        return wire.ModelLoaded(order.model, model.inputs, model.outputs, model.max_rows, model.note, size)
 
-    def _run(self, order: RunBatch) -> None:
+    def _run(self, order: wire.RunBatch) -> None:
         clock = time.perf_counter_ns
         began = clock()
         try:
@@ -91,38 +90,41 @@ class ModelWorker:
             ran = clock()
             done, spilled = self._write(order, arrays)
         except Exception as error:
-            self._send(BatchDone(order.batch, [], 0, 0, 0, error=_text(error)))
+            self._send(wire.BatchDone(order.batch, [], 0, 0, 0, error=_text(error)))
             return
         done.input_ns, done.run_ns, done.output_ns = read - began, ran - read, clock() - ran
         if spilled is None:
             self._send(done)
         else:
-            socket.send_fds(self._link, [encode(done)], [spilled])
+            socket.send_fds(self._link, [wire.encode(done)], [spilled])
             os.close(spilled)
 
-    def _write(self, order: RunBatch, arrays: list[Any]) -> tuple[BatchDone, int | None]:
+    def _write(self, order: wire.RunBatch, arrays: list[Any]) -> tuple[wire.BatchDone, int | None]:
         """Writes outputs into their room, or into a file in memory if they do not fit."""
-        names = order.outputs or self._models[order.model].output_names
+        by_name = {spec.name: spec for spec in self._models[order.model].outputs}
+        specs = [by_name[name] for name in order.outputs or by_name]
         places, parts, at = [], [], 0
-        for name, array in zip(names, arrays, strict=True):
+        for spec, array in zip(specs, arrays, strict=True):
             datatype, data = write_array(array)
-            places.append(TensorPlace(name, datatype, array.shape, at, len(data)))
+            if spec.datatype == "BF16":  # NumPy has its bits
+                datatype = "BF16"
+            places.append(wire.TensorPlace(spec.name, datatype, array.shape, at, len(data)))
             parts.append(data)
             at += -(-len(data) // 64) * 64
         if at <= order.room_size:
             for place, data in zip(places, parts, strict=True):
                 place.start += order.room
                 self._memory[place.start : place.start + place.size] = data
-            return BatchDone(order.batch, places, 0, 0, 0), None
+            return wire.BatchDone(order.batch, places, 0, 0, 0), None
         spilled = os.memfd_create("penstock-outputs", os.MFD_CLOEXEC)
         os.ftruncate(spilled, at)
         with mmap.mmap(spilled, at) as file:
             for place, data in zip(places, parts, strict=True):
                 file[place.start : place.start + place.size] = bytes(data)
-        return BatchDone(order.batch, places, 0, 0, 0, spilled=True), spilled
+        return wire.BatchDone(order.batch, places, 0, 0, 0), spilled
 
     def _send(self, report: Any) -> None:
-        self._link.send(encode(report))
+        self._link.send(wire.encode(report))
 
 
 def _text(error: Exception) -> str:
@@ -144,17 +146,30 @@ def _give_memory_back() -> None:
         pass
 
 
+def _framework(kind: str) -> Callable[[wire.LoadModel], ChildModel]:
+    """Imports a framework, and returns what loads its models."""
+    if kind == "torch":
+        from penstock.repository.backend import torch_model
+
+        torch_model.begin()
+        return torch_model.TorchModel
+    from penstock.repository.backend import onnx_model
+
+    onnx_model.begin()
+    return onnx_model.OnnxModel
+
+
 def main() -> None:
     """Runs models until the parent closes the socket or ends."""
-    log_to_stderr("onnx")
+    kind = sys.argv[1]
+    log_to_stderr(kind)
     faulthandler.enable()
     die_with_parent()
-    link, memory, size = (int(argument) for argument in sys.argv[1:4])
+    link, memory, size = (int(argument) for argument in sys.argv[2:5])
     for descriptor in (link, memory):
         os.set_inheritable(descriptor, False)
     cores = len(os.sched_getaffinity(0))
-    begin()
-    worker = ModelWorker(socket.socket(fileno=link), memoryview(mmap.mmap(memory, size)))
+    worker = ModelWorker(socket.socket(fileno=link), memoryview(mmap.mmap(memory, size)), _framework(kind))
     for _ in range(cores + SPARE_THREADS - 1):
         threading.Thread(target=worker.run, daemon=True).start()
     worker.run()

@@ -7,6 +7,8 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.repository.backend.files import HostileFile, inside
+
 MAX_DEPTH = 64  # of nested messages
 MAX_FIELDS = 20_000_000  # of a file, which take some ten seconds
 _VARINT_BYTES = 10
@@ -21,10 +23,6 @@ _GRAPH = {1: _NODE, 5: _TENSOR, 15: _SPARSE}
 _FUNCTION = {7: _NODE, 11: _ATTRIBUTE}
 _ATTRIBUTE.update({5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH, 22: _SPARSE, 23: _SPARSE})  # type: ignore[dict-item]
 _MODEL = {7: _GRAPH, 25: _FUNCTION}
-
-
-class HostileFile(ValueError):
-    """The file is not an ONNX model, or reaches outside its folder. The message says how."""
 
 
 def check_onnx(path: Path, root: Path) -> None:
@@ -43,15 +41,6 @@ def check_onnx(path: Path, root: Path) -> None:
         if Path(location).is_absolute() or ".." in Path(location).parts:
             raise HostileFile(f"the model names data at {location[:200]!r}, outside its folder")
         inside(path.parent / location, root)
-
-
-def inside(path: Path, root: Path) -> None:
-    """Raises HostileFile if a path leaves `root`, by its name or by a link, or is no file."""
-    real = path.resolve()
-    if not real.is_relative_to(root.resolve()):
-        raise HostileFile(f"{path.name[:200]!r} leads out of the model's folder; copy the file into the folder")
-    if not real.is_file():
-        raise HostileFile(f"the file {path.name[:200]!r} is missing")
 
 
 class _OnnxWalk:

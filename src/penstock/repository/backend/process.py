@@ -21,19 +21,8 @@ from penstock.engine.signals import group_signals_blocked
 from penstock.environment import child_environment
 from penstock.messages import EngineError
 from penstock.messages.tensors import LoadFailed
+from penstock.repository.backend import wire
 from penstock.repository.backend.arena import TensorArena
-from penstock.repository.backend.wire import (
-    MAX_PACKET,
-    BatchDone,
-    DropModel,
-    LoadModel,
-    ModelDropped,
-    ModelFailed,
-    ModelLoaded,
-    RunBatch,
-    decode_report,
-    encode,
-)
 
 CHILD = (sys.executable, "-P", "-m", "penstock.repository.backend.child")
 ARENA_BYTES = 256 << 20  # of tensors that are in the process at a time
@@ -43,13 +32,13 @@ MAX_ENDS = 8  # of the process within a minute; then it is not started again
 STDERR = 2
 
 # Takes the end of a batch, and the memory that its outputs are in; the memory is valid only during the call.
-Done = Callable[[BatchDone, memoryview], None]
+Done = Callable[[wire.BatchDone, memoryview], None]
 _log = logging.getLogger("penstock.repository")
 T = TypeVar("T")
 
 
 class _Running(NamedTuple):
-    order: RunBatch
+    order: wire.RunBatch
     region: int
     due: float  # on time.monotonic(): when the process counts as hung
     done: Done
@@ -59,19 +48,19 @@ class ModelProcess:
     """A child process with models. When it ends, its batches end with an error, a new process starts, and loads the
     models again. Used from one event loop."""
 
-    def __init__(self, arena_bytes: int = ARENA_BYTES, command: Sequence[str] = CHILD) -> None:
+    def __init__(self, kind: str, arena_bytes: int = ARENA_BYTES, command: Sequence[str] = CHILD) -> None:
+        """`kind` is the framework: onnx or torch."""
         self.arena = TensorArena(arena_bytes)
-        self.restarts = 0
         self.on_free: Callable[[], None] = lambda: None  # called when batches may run that could not
-        self._command = tuple(command)
+        self._command = (*command, kind)
         self._numbers = 0
-        self._models: dict[int, LoadModel] = {}  # that are loaded
+        self._models: dict[int, wire.LoadModel] = {}  # that are loaded
         self._ready: set[int] = set()  # of these, those that the current process has
-        self._loading: dict[int, asyncio.Future[ModelLoaded]] = {}
+        self._loading: dict[int, asyncio.Future[wire.ModelLoaded]] = {}
         self._dropping: dict[int, asyncio.Future[None]] = {}
         self._running: dict[int, _Running] = {}
         self._unsent: deque[bytes] = deque()
-        self._packet = memoryview(bytearray(MAX_PACKET))
+        self._packet = memoryview(bytearray(wire.MAX_PACKET))
         self._ends: deque[float] = deque(maxlen=MAX_ENDS)
         self._child: subprocess.Popen[bytes] | None = None
         self._held = contextlib.ExitStack()
@@ -80,16 +69,11 @@ class ModelProcess:
         self._killed = ""  # why this process was killed by us
         self._closed = False
 
-    @property
-    def pid(self) -> int | None:
-        """The process's id; None if it does not run."""
-        return None if self._child is None else self._child.pid
-
     def has(self, model: int) -> bool:
         """Returns whether a model can run now; False while the process is replaced."""
         return model in self._ready
 
-    async def load(self, order: LoadModel) -> tuple[int, ModelLoaded]:
+    async def load(self, order: wire.LoadModel) -> tuple[int, wire.ModelLoaded]:
         """Loads a model, and gives it a number. Raises LoadFailed."""
         self._numbers += 1
         order = msgspec.structs.replace(order, model=self._numbers)
@@ -104,19 +88,19 @@ class ModelProcess:
         if model in self._ready:
             self._ready.discard(model)
             dropped = self._dropping[model] = asyncio.get_running_loop().create_future()
-            self._send(encode(DropModel(model)))
+            self._send(wire.encode(wire.DropModel(model)))
             await dropped
         async with self._one_load:
             if not self._models:
                 await self._stop()
 
-    def submit(self, order: RunBatch, region: int, seconds: float, done: Done) -> None:
+    def submit(self, order: wire.RunBatch, region: int, seconds: float, done: Done) -> None:
         """Runs a batch, whose tensors are in a region of the arena. `done` is called once, after which the region is
         free. The process is killed if it takes longer than `seconds`."""
         self._numbers += 1
         order.batch = self._numbers
         self._running[order.batch] = _Running(order, region, time.monotonic() + seconds, done)
-        self._send(encode(order))
+        self._send(wire.encode(order))
 
     async def close(self) -> None:
         """Ends the process and its batches. May be called twice."""
@@ -125,17 +109,17 @@ class ModelProcess:
         for task in self._tasks:
             task.cancel()
 
-    async def _load(self, order: LoadModel) -> ModelLoaded:
+    async def _load(self, order: wire.LoadModel) -> wire.ModelLoaded:
         async with self._one_load:
             if self._closed:
                 raise LoadFailed("the server stops")
             if self._child is None:
                 self._start()
             waiting = self._loading[order.model] = asyncio.get_running_loop().create_future()
-            self._send(encode(order))
+            self._send(wire.encode(order))
             try:
                 async with asyncio.timeout(LOAD_SECONDS):
-                    loaded: ModelLoaded = await waiting
+                    loaded: wire.ModelLoaded = await waiting
                     return loaded
             except TimeoutError:
                 self._kill(f"loading {order.path} took longer than {LOAD_SECONDS:g} s")
@@ -151,7 +135,7 @@ class ModelProcess:
             held.callback(link.close)
             link.setblocking(False)
             for end in (link, other):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_PACKET)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * wire.MAX_PACKET)
             arguments = (other.fileno(), self.arena.fd, self.arena.size)
             try:
                 with other, group_signals_blocked():
@@ -215,21 +199,21 @@ class ModelProcess:
             self._take(self._packet[:size], descriptors[0] if descriptors else None)
 
     def _take(self, packet: memoryview, spilled: int | None) -> None:
-        report = decode_report(packet)
+        report = wire.decode_report(packet)
         match report:
-            case BatchDone():
+            case wire.BatchDone():
                 running = self._running.pop(report.batch, None)
                 if running is not None:
                     self._finish(running, report, spilled)
-            case ModelLoaded():
+            case wire.ModelLoaded():
                 _settle(self._loading.get(report.model), report)
-            case ModelFailed():
+            case wire.ModelFailed():
                 if (waiting := self._loading.get(report.model)) is not None and not waiting.done():
                     waiting.set_exception(LoadFailed(report.message))
-            case ModelDropped():
+            case wire.ModelDropped():
                 _settle(self._dropping.pop(report.model, None), None)
 
-    def _finish(self, running: _Running, report: BatchDone, spilled: int | None = None) -> None:
+    def _finish(self, running: _Running, report: wire.BatchDone, spilled: int | None = None) -> None:
         try:
             if spilled is None:
                 running.done(report, self.arena.view)
@@ -278,7 +262,7 @@ class ModelProcess:
         self._dropping.clear()
         ended, self._running = list(self._running.values()), {}
         for running in ended:
-            self._finish(running, BatchDone(running.order.batch, [], 0, 0, 0, error=why))
+            self._finish(running, wire.BatchDone(running.order.batch, [], 0, 0, 0, error=why))
         if self._closed or not self._models:
             return
         _log.error("%s; %d batches ended with an error", why, len(ended))
@@ -288,7 +272,6 @@ class ModelProcess:
             self._models.clear()
             self.on_free()
             return
-        self.restarts += 1
         self._spawn(self._load_again())
 
     async def _load_again(self) -> None:

@@ -27,6 +27,7 @@ class LoadModel(msgspec.Struct, tag="load", array_like=True):
     root: str  # the folder that files which the model names must be in
     max_rows: int  # of a batch, 0: no batch dimension; -1: the model decides
     inputs: tuple[TensorSpec, ...]  # as the settings declare them; (): as the model has them
+    outputs: tuple[str, ...]  # their names in the settings, for files in which outputs have no names
     threads: int  # that compute one run
 
 
@@ -54,8 +55,7 @@ class ModelLoaded(msgspec.Struct, tag="loaded", array_like=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_rows: int  # of a batch; 0: no batch dimension
-    joins: bool  # rows of several requests may run together
-    note: str  # why not, "" if they may
+    note: str  # why rows of several requests must not run together; "" if they may
     size: int  # bytes of memory that the process has taken for it
 
 
@@ -79,15 +79,14 @@ class BatchDone(msgspec.Struct, tag="done", array_like=True):
     input_ns: int
     run_ns: int
     output_ns: int
-    spilled: bool = False
     error: str = ""
 
 
 ToChild = LoadModel | RunBatch | DropModel
 FromChild = ModelLoaded | ModelFailed | ModelDropped | BatchDone
+decode_order = msgspec.msgpack.Decoder(ToChild).decode  # raises msgspec.DecodeError, as the next one
+decode_report = msgspec.msgpack.Decoder(FromChild).decode
 _encoder = msgspec.msgpack.Encoder()
-_to_child = msgspec.msgpack.Decoder(ToChild)
-_from_child = msgspec.msgpack.Decoder(FromChild)
 
 
 def encode(message: Any) -> bytes:
@@ -96,15 +95,3 @@ def encode(message: Any) -> bytes:
     if len(packet) > MAX_PACKET:
         raise ValueError(f"the message has {len(packet)} bytes; the limit is {MAX_PACKET}: use fewer or shorter names")
     return packet
-
-
-def decode_order(packet: bytes | memoryview) -> ToChild:
-    """Decodes a packet for the child."""
-    order: ToChild = _to_child.decode(packet)
-    return order
-
-
-def decode_report(packet: bytes | memoryview) -> FromChild:
-    """Decodes a packet from the child. Raises msgspec.DecodeError."""
-    report: FromChild = _from_child.decode(packet)
-    return report

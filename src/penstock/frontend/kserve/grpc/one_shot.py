@@ -1,16 +1,20 @@
 """ModelInfer for one-shot models, without the detour over HTTP: a message becomes tensors, and tensors a message."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import numpy as np
 
 from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.grpc.calls import Calls
 from penstock.frontend.kserve.grpc.messages import MESSAGES
+from penstock.frontend.kserve.grpc.tensors import EMPTY_FINAL
 from penstock.frontend.kserve.one_shot import check_parameters, classified, queue_parameters
-from penstock.frontend.kserve.tensor_data import DTYPES, pack_strings, repository_error
+from penstock.frontend.kserve.tensor_data import repository_error
+from penstock.messages.arrays import DTYPES, pack_strings
 from penstock.messages.tensors import InferRequest, InferResult, NotReady, Tensor, TensorModel
 
 ROUTE = "/v2/models/{model}/infer"  # that these calls count as
@@ -49,22 +53,35 @@ class TensorCalls:
 
     async def answer(self, model: TensorModel, request: Any) -> bytes:
         """Runs a ModelInferRequest, and returns a ModelInferResponse. Raises APIError."""
+        with self._counted(model):
+            return self._encode(model, request, await model.infer(read_request(request)))
+
+    async def stream(self, model: TensorModel, request: Any) -> AsyncGenerator[Any, None]:
+        """Runs a ModelInferRequest, and yields messages, each with a part of the outputs. Raises APIError."""
+        with self._counted(model):
+            empty_final = _values(request.parameters).get(EMPTY_FINAL) is True
+            async with aclosing(model.stream(read_request(request))) as results:
+                async for result in results:
+                    if result.outputs or empty_final or not model.streams:
+                        answer = MESSAGES["InferAnswer"].FromString(self._encode(model, request, result))
+                        answer.parameters.add(key=FINAL).value.bool_param = result.final
+                        yield answer
+
+    @contextmanager
+    def _counted(self, model: TensorModel) -> Iterator[None]:
+        """Counts a request, and turns its error into an APIError."""
         status = 200
         with self._calls.in_flight():
             try:
-                tensors = read_request(request)
-                try:
-                    result = await model.infer(tensors)
-                except Exception as error:
-                    raise repository_error(error, self._calls.limits.retry_after) from error
-                return self._encode(model, request, result)
-            except APIError as error:
+                yield
+            except Exception as raised:
+                error = repository_error(raised, self._calls.limits.retry_after)
                 status = error.status
                 _log.info(
                     "request",
                     extra={"fields": {"path": f"gRPC {model.name}", "status": status, "error": error.message}},
                 )
-                raise
+                raise error from raised
             finally:
                 self._calls.count(ROUTE, status)
 

@@ -16,16 +16,8 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Message
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
-from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.grpc.calls import Calls, HTTPAnswer, fail
-from penstock.frontend.kserve.grpc.messages import (
-    HEALTH,
-    INFERENCE,
-    MESSAGES,
-    NOT_SERVING,
-    SERVICE_UNKNOWN,
-    SERVING,
-)
+from penstock.frontend.kserve.grpc.messages import HEALTH, INFERENCE, MESSAGES, NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from penstock.frontend.kserve.grpc.parts import check_parts
 from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer, stream_answer
 
@@ -85,10 +77,7 @@ def handlers(calls: Calls, most_at_once: int) -> list[grpc.GenericRpcHandler]:
     if tensors is not None:
         methods["ModelInfer"] = _infer_at_once(calls, infer, tensors)
     methods["ModelStreamInfer"] = _handler(infer.stream)
-    of_health = {
-        "Check": _one(calls, health.check, "HealthRequest", is_open=True),
-        "Watch": _handler(health.watch),
-    }
+    of_health = {"Check": _one(calls, health.check, "HealthRequest", is_open=True), "Watch": _handler(health.watch)}
     return [
         grpc.method_handlers_generic_handler(INFERENCE, methods),
         grpc.method_handlers_generic_handler(HEALTH, of_health),
@@ -197,10 +186,9 @@ class _Infer:
             request = _read("InferRequest", data)
             model = None if self._tensors is None else self._tensors.find(request)
             if model is not None and self._tensors is not None:
-                made = await self._tensors.answer(model, request)
-                answer = MESSAGES["InferAnswer"].FromString(made)
-                answer.parameters.add(key=FINAL).value.bool_param = True
-                await write(MESSAGES["StreamAnswer"](infer_response=answer))
+                async with contextlib.aclosing(self._tensors.stream(model, request)) as answers:
+                    async for answer in answers:
+                        await write(MESSAGES["StreamAnswer"](infer_response=answer))
                 return
             path = _model(request)
             inputs = InferInputs(request)

@@ -1,0 +1,171 @@
+"""A graph of nodes, and the switch, which has two graphs within it."""
+
+import asyncio
+from collections.abc import Collection, Coroutine, Sequence
+
+from penstock.messages import RequestRejected
+from penstock.messages.tensors import LoadFailed, TensorSpec
+from penstock.repository.pipelines.expression import Expression, ExpressionError, names_in
+from penstock.repository.pipelines.nodes import (
+    Find,
+    MergeNode,
+    ModelNode,
+    PipelineCall,
+    PipelineNode,
+    Specs,
+    SplitNode,
+    Tensors,
+    check_alike,
+    required,
+)
+from penstock.repository.pipelines.rows import chosen_rows, scattered, values
+from penstock.repository.settings import PipelineStep
+
+
+class Graph:
+    """Nodes whose order follows from the tensors that they need."""
+
+    def __init__(self, steps: Sequence[PipelineStep], find: Find, *, has_rows: bool) -> None:
+        """`has_rows`: the first dimension of all tensors is the batch. Raises LoadFailed."""
+        self._nodes = [_node(step, find, has_rows=has_rows) for step in steps]  # `check` puts them into an order
+        self.makes: frozenset[str] = frozenset().union(*(node.makes for node in self._nodes))
+        self.needs: frozenset[str] = frozenset().union(*(node.needs for node in self._nodes)) - self.makes
+
+    def check(self, given: Specs) -> Specs:
+        """Returns the tensors that the nodes make. Raises LoadFailed for one that is made twice, or by no node."""
+        specs, made = dict(given), Specs()
+        waiting, self._nodes = self._nodes, []
+        while waiting:
+            ready = [node for node in waiting if node.needs <= specs.keys()]
+            if not ready:
+                lacks = sorted(frozenset().union(*(node.needs for node in waiting)) - specs.keys())
+                raise LoadFailed(f"tensor {lacks[0]!r} is made by no step, or by steps in a circle; see input maps")
+            for node in ready:
+                waiting.remove(node)
+                self._nodes.append(node)
+                for name, spec in node.check(specs).items():
+                    if name in specs:
+                        raise LoadFailed(f"tensor {name!r} is made twice; give outputs different names")
+                    specs[name] = made[name] = spec
+        return made
+
+    async def run(self, tensors: Tensors, call: PipelineCall, wanted: Collection[str]) -> None:
+        """Runs the nodes that make these tensors, and adds all that is made. If a node fails, the rest is cancelled."""
+        waiting = self._needed(wanted)
+        running: set[asyncio.Task[Tensors]] = set()
+        try:
+            while waiting or running:
+                there = tensors.keys() | call.absent
+                ready = [node for node in waiting if node.needs <= there]
+                waiting = [node for node in waiting if node not in ready]
+                if len(ready) == 1 and not running:
+                    tensors |= await ready[0].run(tensors, call)
+                    continue
+                running |= {asyncio.create_task(node.run(tensors, call)) for node in ready}
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    tensors |= task.result()
+        finally:
+            for task in running:
+                task.cancel()
+
+    def _needed(self, wanted: Collection[str]) -> list[PipelineNode]:
+        names, found = set(wanted), list[PipelineNode]()
+        for node in reversed(self._nodes):
+            if not node.makes.isdisjoint(names):
+                found.append(node)
+                names |= node.needs
+        return found
+
+
+class SwitchNode:
+    """Rows for which an expression is true go to one graph, the others to another. Then they are put together."""
+
+    def __init__(self, step: PipelineStep, find: Find, *, has_rows: bool) -> None:
+        """Raises LoadFailed."""
+        self._text, self._has_rows = step.switch, has_rows
+        self._branches = [Graph(steps, find, has_rows=has_rows) for steps in (step.then, step.otherwise)]
+        one, other = self._branches
+        try:
+            self._names = sorted(names_in(step.switch))
+        except ExpressionError as error:
+            raise LoadFailed(str(error)) from None
+        if not self._names:
+            raise LoadFailed(f"switch {step.switch[:100]!r}: the expression names no tensor")
+        self.needs = one.needs | other.needs | frozenset(self._names)
+        self.makes = one.makes & other.makes
+        self._expression: Expression | None = None
+
+    def check(self, given: Specs) -> Specs:
+        """See PipelineNode."""
+        if not self.makes:
+            raise LoadFailed(f"switch {self._text[:100]!r}: then and else must make a tensor of the same name")
+        try:
+            self._expression = Expression(self._text, given, has_rows=self._has_rows)
+        except ExpressionError as error:
+            raise LoadFailed(str(error)) from None
+        for name in self._names:
+            required(given, name)
+        one, other = (branch.check(given) for branch in self._branches)
+        for name in self.makes:
+            check_alike(f"tensor {name!r} of else", other[name], one[name])
+        return {name: _either(one[name], other[name]) for name in self.makes}
+
+    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+        """See PipelineNode."""
+        assert self._expression is not None
+        columns = [values(tensors[name], has_rows=self._has_rows) for name in self._names]
+        try:
+            rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
+            chosen = [self._expression.holds(row) for row in rows]
+        except ExpressionError as error:
+            raise RequestRejected(str(error)) from None
+        if len(set(chosen)) > 1:
+            return await self._both(chosen, tensors, call)
+        made = dict(tensors)
+        await self._branches[0 if chosen[0] else 1].run(made, call, self.makes)
+        return {name: made[name] for name in self.makes}
+
+    async def _both(self, chosen: list[bool], tensors: Tensors, call: PipelineCall) -> Tensors:
+        """Divides the rows among the branches."""
+        if call.emit is not None:
+            raise RequestRejected("rows of a stream must take the same branch of a switch; send one row a request")
+        places = [[place for place, holds in enumerate(chosen) if holds is wanted] for wanted in (True, False)]
+        parts = [
+            {name: chosen_rows(tensors[name], rows) for name in branch.needs if name in tensors}
+            for branch, rows in zip(self._branches, places, strict=True)
+        ]
+        await _together(
+            [branch.run(part, call, self.makes) for branch, part in zip(self._branches, parts, strict=True)]
+        )
+        return {
+            name: scattered(name, [(rows, part[name]) for rows, part in zip(places, parts, strict=True)])
+            for name in self.makes
+        }
+
+
+async def _together(works: Sequence[Coroutine[None, None, None]]) -> None:
+    """Runs all at the same time. If one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _node(step: PipelineStep, find: Find, *, has_rows: bool) -> PipelineNode:
+    match step.kind:
+        case "switch":
+            return SwitchNode(step, find, has_rows=has_rows)
+        case "split":
+            return SplitNode(step)
+        case "merge":
+            return MergeNode(step)
+    return ModelNode(step, find)
+
+
+def _either(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    """What is known of a tensor that is one of two."""
+    shape = tuple(a if a == b else -1 for a, b in zip(one.shape, other.shape, strict=True))
+    return TensorSpec(one.name, one.datatype, shape)

@@ -1,0 +1,183 @@
+"""The nodes of a pipeline's graph. Each is checked once, and then runs with the tensors of a request.
+
+A tensor passes from node to node by reference. A node runs as soon as the tensors that it needs are there.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, MemberModel, Tensor, TensorSpec
+from penstock.repository.pipelines.rows import divided, joined, whole_text
+from penstock.repository.settings import PipelineStep
+
+Specs = dict[str, TensorSpec]
+Tensors = dict[str, Tensor]
+# Returns a model that is ready: by name, by version, and by the kind of step that uses it.
+Find = Callable[[str, str, str], MemberModel | None]
+
+
+class PipelineCall(NamedTuple):
+    """A request to a pipeline, as its nodes see it."""
+
+    request: InferRequest
+    absent: frozenset[str]  # optional inputs that it does not have
+    wanted: tuple[str, ...] = ()  # outputs to send in pieces, if a model gives them so
+    emit: Callable[[Tensor], None] | None = None  # takes such pieces; None: the client reads the whole answer
+
+
+class PipelineNode(Protocol):
+    """A part of a graph."""
+
+    needs: frozenset[str]  # tensors without which it cannot run
+    makes: frozenset[str]
+
+    def check(self, given: Specs) -> Specs:
+        """Returns the tensors that it makes from those given. Raises LoadFailed."""
+        ...
+
+    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+        """Returns the tensors that it makes. Raises what models raise."""
+        ...
+
+
+class ModelNode:
+    """A model, or a tokenizer. Its request joins the batches of the model."""
+
+    def __init__(self, step: PipelineStep, find: Find) -> None:
+        self._step, self._find = step, find
+        self.needs, self.makes = frozenset(step.inputs.values()), frozenset(step.outputs.values())
+
+    def check(self, given: Specs) -> Specs:
+        """See PipelineNode."""
+        step = self._step
+        try:
+            model = self._model()
+        except ValueError as error:
+            raise LoadFailed(f"step {step.name!r}: {error}") from None
+        inputs, outputs = ({spec.name: spec for spec in specs} for specs in (model.inputs, model.outputs))
+        if missing := {spec.name for spec in model.inputs if not spec.optional} - step.inputs.keys():
+            raise LoadFailed(f"step {step.name!r}: its input {min(missing)!r} is not mapped")
+        for own, name in step.inputs.items():
+            if own not in inputs:
+                raise LoadFailed(f"step {step.name!r} has no input {own!r}; it has {', '.join(inputs)}")
+            check_alike(f"input {own!r} of step {step.name!r}", inputs[own], given[name])
+            if given[name].optional and not inputs[own].optional:
+                raise LoadFailed(f"input {own!r} of step {step.name!r} is required, but {name!r} is optional")
+        for own in step.outputs:
+            if own not in outputs:
+                raise LoadFailed(f"step {step.name!r} has no output {own!r}; it has {', '.join(outputs)}")
+        if len(self.makes) < len(step.outputs):
+            raise LoadFailed(f"step {step.name!r} makes a tensor twice; give outputs different names")
+        return {name: outputs[own] for own, name in step.outputs.items()}
+
+    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+        """See PipelineNode."""
+        step, request = self._step, call.request
+        part = InferRequest(
+            inputs=[renamed(tensors[name], own) for own, name in step.inputs.items() if name in tensors],
+            outputs=tuple(step.outputs),
+            priority=request.priority,
+            timeout=request.timeout,
+            id=request.id,
+        )
+        model = self._model()
+        if call.emit is not None and model.streams and not self.makes.isdisjoint(call.wanted):
+            return await self._stream(model, part, call)
+        return self._renamed(await model.infer(part))
+
+    async def _stream(self, model: MemberModel, part: InferRequest, call: PipelineCall) -> Tensors:
+        assert call.emit is not None
+        pieces: dict[str, list[Tensor]] = {}
+        async for result in model.stream(part):
+            for name, tensor in self._renamed(result).items():
+                pieces.setdefault(name, []).append(tensor)
+                if name in call.wanted and not result.final:
+                    call.emit(tensor)
+        return {name: whole_text(found) for name, found in pieces.items()}
+
+    def _renamed(self, result: InferResult) -> Tensors:
+        names = self._step.outputs
+        there = (tensor for tensor in result.outputs if tensor.name in names)
+        return {names[tensor.name]: renamed(tensor, names[tensor.name]) for tensor in there}
+
+    def _model(self) -> MemberModel:
+        """Raises LoadFailed, and NotReady."""
+        step = self._step
+        model = self._find(step.name, step.version, step.kind)
+        if model is None:
+            what = "one-shot or language model" if step.kind == "model" else "model with a tokenizer"
+            raise LoadFailed(f"step {step.name!r}: there is no such {what}; load it first")
+        return model
+
+
+class SplitNode:
+    """Divides the last dimension of a tensor."""
+
+    def __init__(self, step: PipelineStep) -> None:
+        self._name, self._sizes = step.split, dict(step.into)
+        self.needs, self.makes = frozenset([step.split]), frozenset(step.into)
+
+    def check(self, given: Specs) -> Specs:
+        """See PipelineNode."""
+        spec = required(given, self._name)
+        if not self._sizes or min(self._sizes.values()) < 1:
+            raise LoadFailed(f"split {self._name!r}: into must have names of tensors and sizes of at least 1")
+        total = sum(self._sizes.values())
+        if not spec.shape or spec.shape[-1] not in (-1, total):
+            raise LoadFailed(f"split {self._name!r} has the shape {list(spec.shape)}; the sizes are {total} together")
+        return {name: _sized(spec, name, size) for name, size in self._sizes.items()}
+
+    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+        """See PipelineNode."""
+        return {part.name: part for part in divided(tensors[self._name], self._sizes)}
+
+
+class MergeNode:
+    """Puts tensors beside each other along the last dimension."""
+
+    def __init__(self, step: PipelineStep) -> None:
+        self._name, self._parts = step.merge, step.of
+        self.needs, self.makes = frozenset(step.of), frozenset([step.merge])
+
+    def check(self, given: Specs) -> Specs:
+        """See PipelineNode."""
+        if not self._parts:
+            raise LoadFailed(f"merge {self._name!r}: of must have names of tensors")
+        specs = [required(given, name) for name in self._parts]
+        first = specs[0]
+        for spec in specs:
+            if not spec.shape:
+                raise LoadFailed(f"merge {self._name!r}: tensor {spec.name!r} has no dimensions")
+            check_alike(f"merge {self._name!r}: tensor {spec.name!r}", _sized(spec, spec.name, -1), first)
+        sizes = [spec.shape[-1] for spec in specs]
+        return {self._name: _sized(first, self._name, -1 if -1 in sizes else sum(sizes))}
+
+    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+        """See PipelineNode."""
+        return {self._name: joined(self._name, [tensors[name] for name in self._parts])}
+
+
+def check_alike(what: str, one: TensorSpec, other: TensorSpec) -> None:
+    """Raises LoadFailed unless a tensor can be both."""
+    if one.datatype != other.datatype:
+        raise LoadFailed(f"{what} is {one.datatype}, but gets {other.datatype}")
+    pairs = list(zip(one.shape, other.shape, strict=False))
+    if len(one.shape) != len(other.shape) or not all(a == b or -1 in (a, b) for a, b in pairs):
+        raise LoadFailed(f"{what} has the shape {list(one.shape)}, but gets {list(other.shape)}")
+
+
+def required(given: Specs, name: str) -> TensorSpec:
+    """Returns a tensor that every request has. Raises LoadFailed."""
+    spec = given[name]
+    if spec.optional:
+        raise LoadFailed(f"input {name!r} is optional; only steps with models can take it")
+    return spec
+
+
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    """Returns the same tensor with another name."""
+    return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+
+
+def _sized(spec: TensorSpec, name: str, size: int) -> TensorSpec:
+    return TensorSpec(name, spec.datatype, (*spec.shape[:-1], size))
