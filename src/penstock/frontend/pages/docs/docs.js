@@ -47,7 +47,7 @@ function objects(spec, schema, name) {
 
 function Fields({ spec, schema, depth = 0 }) {
   const required = new Set(schema.required ?? []);
-  const entries = Object.entries(schema.properties ?? {});
+  const entries = Object.entries(schema.properties ?? {}).sort(([a], [b]) => required.has(b) - required.has(a));
   return html`<table class="fields">
     <thead class="sr"><tr><th scope="col">Name</th><th scope="col">Type</th></tr></thead>
     <tbody>${entries.map(([name, field]) => {
