@@ -29,7 +29,7 @@ from penstock.kernels.triton.weights import (
     Weight,
     empty_codes,
     empty_weight,
-    pack,
+    write_rows,
 )
 from penstock.messages import Window
 
@@ -121,7 +121,8 @@ def weight(scheme: str, n: int, k: int, device: torch.device) -> Weight:
         return _random_codes(empty_codes(n, k, GGUF_FORMATS[scheme], device))
     kind: Scheme = scheme  # type: ignore[assignment]
     packed = empty_weight(n, k, kind, 32, device)
-    part = pack(_normal(device, min(n, PIECE_ROWS), k), kind, 32)
+    part = empty_weight(min(n, PIECE_ROWS), k, kind, 32, device)
+    write_rows(part, 0, _normal(device, min(n, PIECE_ROWS), k))
     for start in range(0, n, PIECE_ROWS):
         count = min(PIECE_ROWS, n - start)
         if isinstance(packed, CodedWeight) and isinstance(part, CodedWeight):

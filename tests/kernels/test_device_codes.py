@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from penstock.config.weights import GGUF_FORMATS, device_bytes, format_of
 from penstock.kernels import detect_platform
 from penstock.kernels.triton.repack import put_stored
-from penstock.kernels.triton.weights import dense, empty_codes
+from penstock.kernels.triton.weights import empty_codes
 from tests.gguf.blocks import TYPES, random_rows, reference
+from tests.kernels.device_weights import dense
 from tests.kernels.native.reference import JOINED
 
 pytestmark = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from penstock.config.weights import device_bytes, schemes
 from penstock.kernels import CannotQuantize, Needs, Packing, Platform, check_kv_dtype, select_packing
-from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, dense, pack
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight
+from tests.kernels.device_weights import dense, pack
 
 GPU = Platform("cuda", "9.0")
 HERE = torch.device("cpu")

@@ -16,9 +16,9 @@ from penstock.config import Split
 from penstock.families import UnsupportedModel, load_spec, shard
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, Platform, detect_platform, select_packing
-from penstock.kernels.triton.weights import dense
 from penstock.weights import reads
 from penstock.weights.load import load_parameters
+from tests.kernels.device_weights import dense
 from tests.weights.files import edit
 
 Pair = Callable[..., tuple[Path, Path]]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from penstock.families import load_spec
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import DensePacker, Needs, Packing, Platform, select_packing
-from penstock.kernels.triton.weights import dense, pack
 from penstock.weights import reads
 from penstock.weights.load import load_parameters
 from penstock.weights.staging import DeviceStaging
+from tests.kernels.device_weights import dense, pack
 from tests.weights.files import edit
 
 Checkpoint = Callable[..., Path]

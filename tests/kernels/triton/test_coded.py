@@ -9,7 +9,8 @@ from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton import coded
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, dense, empty_codes, pack
+from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, empty_codes
+from tests.kernels.device_weights import dense, pack
 from tests.kernels.native.reference import JOINED
 from tests.kernels.triton.device import DEVICE, there
 

@@ -6,7 +6,8 @@ import torch
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, Scheme, Weight, dense, pack
+from penstock.kernels.triton.weights import CodedWeight, QuantizedWeight, Scheme, Weight
+from tests.kernels.device_weights import dense, pack
 from tests.kernels.op_cases import EXPERTS
 from tests.kernels.triton.device import there
 

@@ -15,8 +15,9 @@ from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.tiles import tile_product
-from penstock.kernels.triton.weights import Weight, pack
+from penstock.kernels.triton.weights import Weight
 from penstock.messages import Window
+from tests.kernels.device_weights import pack
 from tests.kernels.op_cases import EXPERTS, GATED_LINEAR, LINEAR, LOGITS, PAGED_ATTENTION, OpCase
 from tests.kernels.triton.device import there
 from tests.kernels.triton.test_attention import WHOLE, make

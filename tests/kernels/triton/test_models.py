@@ -9,9 +9,10 @@ import torch
 from penstock.families import load_spec
 from penstock.kernels import Platform
 from penstock.kernels.triton.norm import TritonNorm
-from penstock.kernels.triton.weights import Scheme, dense, pack
+from penstock.kernels.triton.weights import Scheme
 from penstock.weights.load import load_parameters
 from tests.checkpoints import ON_GPUS, tiny_model
+from tests.kernels.device_weights import dense, pack
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
 from tests.models.logits import Checkpoint, expected_logits, kernels_on, logits_of, make_prompts

@@ -10,7 +10,8 @@ from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize_rows
 from penstock.kernels.triton.tiles import parts_of
-from penstock.kernels.triton.weights import CodedWeight, Scheme, dense, empty_weight, pack, put_rows
+from penstock.kernels.triton.weights import CodedWeight, Scheme, empty_weight, write_rows
+from tests.kernels.device_weights import dense, pack
 from tests.kernels.triton.device import DEVICE, there
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -108,18 +109,12 @@ def test_packed_weights_are_near_what_was_packed(scheme: Scheme, group: int) -> 
     weight = normal(37, 300)
     packed = empty_weight(37, 300, scheme, group, DEVICE)
     for start in range(0, 37, 10):
-        put_rows(packed, start, weight[start : start + 10])
+        write_rows(packed, start, weight[start : start + 10])
     assert torch.equal(dense(packed), dense(pack(there(weight), scheme, group)))
     steps = {"int8": 1 / 127, "fp8": 1 / 14, "int4": 1 / 4}  # of int4, 8 becomes 7
     largest = weight.abs().amax(1, keepdim=True)
     assert ((dense(packed).cpu() - weight).abs() <= largest * steps[scheme] * 0.51).all()
     assert torch.equal(dense(packed, 3, 9), dense(packed)[3:9])
-
-
-def test_rows_that_cannot_be_quantised_are_named() -> None:
-    packed = empty_weight(4, 8, "int8", 32, DEVICE)
-    with pytest.raises(ValueError, match="rows 1 to 2 hold infinity or NaN"):
-        put_rows(packed, 1, torch.tensor([[1.0] * 8, [torch.inf] * 8]))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])

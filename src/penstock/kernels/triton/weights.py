@@ -12,13 +12,13 @@ scales and minima of their groups (see WeightFormat and repack.py). Layouts:
   the padded k. In the padding scales and minima are 0.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import SUPER, TABLES, WeightFormat, device_half, device_int4, device_width
+from penstock.config.weights import SUPER, WeightFormat, device_half, device_int4, device_width
 from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
@@ -128,23 +128,18 @@ def empty_weight(
     return QuantizedWeight(values, torch.empty(n, dtype=torch.float32, device=device))
 
 
-def put_rows(weight: QuantizedWeight | CodedWeight, start: int, rows: Tensor) -> None:
-    """Quantise rows [count, k] into the weight from row `start` on. ValueError if one is not finite or too large."""
-    write_rows(weight, start, rows)
-    check_rows(weight, start, start + len(rows))
-
-
-def check_rows(weight: QuantizedWeight | CodedWeight, start: int = 0, stop: int | None = None) -> None:
-    """Raise ValueError if one of the rows [start, stop) is not finite or too large. Blocks on the device."""
-    if not bool(torch.isfinite(weight.scales[..., start:stop]).all()):
-        last = (weight.scales.shape[-1] if stop is None else stop) - 1
+def check_rows(weight: QuantizedWeight | CodedWeight) -> None:
+    """Raise ValueError if a row is not finite or too large. Blocks on the device."""
+    if not bool(torch.isfinite(weight.scales).all()):
+        last = weight.scales.shape[-1] - 1
         raise ValueError(
-            f"rows {start} to {last} hold infinity or NaN, or are too large to quantise: use --quantization none"
+            f"rows 0 to {last} hold infinity or NaN, or are too large to quantise: use --quantization none"
         )
 
 
 def write_rows(weight: QuantizedWeight | CodedWeight, start: int, rows: Tensor) -> None:
-    """`put_rows` without the check. A row that is not finite or too large gets a scale that is not finite."""
+    """Quantise rows [count, k] into the weight from row `start` on. A row that is not finite or too large gets a scale
+    that is not finite."""
     part = slice(start, start + len(rows))
     if isinstance(weight, CodedWeight):
         codes, scales = _int4(rows.to(weight.codes.device).float(), weight.format.group, weight.runs * 2 * weight.half)
@@ -168,37 +163,6 @@ def write_fp8_rows(weight: QuantizedWeight | CodedWeight, start: int, codes: Ten
         weight.scales[part] = scales.masked_fill((codes & 127 == 127).any(1), torch.nan)
     else:
         write_rows(weight, start, values.float() * scales[:, None])
-
-
-def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | CodedWeight:
-    """Quantise a dense weight [n, k] with its bias [n], on its device."""
-    packed = empty_weight(weight.shape[0], weight.shape[1], scheme, group, weight.device)
-    put_rows(packed, 0, weight)
-    return packed if bias is None else replace(packed, bias=bias)
-
-
-def dense(weight: QuantizedWeight | CodedWeight, start: int = 0, stop: int | None = None) -> Tensor:
-    """The dequantised rows [start, stop) of a weight, in fp32."""
-    if isinstance(weight, QuantizedWeight):
-        return weight.values[start:stop].float() * weight.scales[start:stop, None]
-    fmt, codes = weight.format, weight.codes[:, start:stop]
-    if fmt.bits == 4:
-        runs = codes.unflatten(0, (-1, weight.half))
-        codes = torch.stack([runs & 15, runs >> 4], 1).flatten(0, 2)
-    table = TABLES.get(fmt.codes)
-    values = codes.float() - fmt.zero if table is None else codes.new_tensor(table, dtype=torch.float32)[codes.int()]
-    values *= _by_value(weight.scales, weight.super_scales, weight)[:, start:stop]
-    if weight.mins is not None:
-        values += _by_value(weight.mins, weight.super_mins, weight)[:, start:stop]
-    return values[: weight.k].t()
-
-
-def _by_value(first: Tensor, second: Tensor | None, weight: CodedWeight) -> Tensor:
-    """The scale or the minimum of each value, fp32 [padded k, n]."""
-    group, factors = weight.format.group, first.float()
-    if second is not None:
-        factors *= second.float().repeat_interleave(SUPER // group, 0)[: len(factors)]
-    return factors.repeat_interleave(group, 0)
 
 
 def pack_codes(codes: Tensor, fmt: WeightFormat) -> Tensor:
