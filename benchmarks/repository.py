@@ -5,7 +5,8 @@
 ENV is a virtual environment with tritonclient[grpc], mlserver and onnxruntime. Servers and clients share this machine's
 cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `modes` compares
 dynamic with static batching of 32 rows or 50 ms, at 10 requests a second and then flat out; `overhead` is the time of
-one request in the server, less the run itself, as the server counts both.
+one request in the server, less the run itself, as the server counts both; `pipelines` compares the throughput of two
+pipelines with that of their slowest step, in turns.
 """
 
 import contextlib
@@ -19,14 +20,17 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from results import parser, write
 from servers import free_port
 
 from penstock.observe.processes import usage
-from tests.repository.onnx_files import matmuls, put
+from tests.repository.onnx_files import FLOAT, INT64, matmuls, node, put, scale, weight
+from tests.repository.onnx_files import model as onnx_model
 
 HERE = Path(__file__).parent
 SIZE = 1024
@@ -135,12 +139,87 @@ def overhead(python: Path, port: int, grpc: int, seconds: float) -> float:
     return mean("success") - mean("compute_infer")
 
 
+CHAIN = """
+max-batch-size: 32
+inputs: [{name: x, datatype: FP32, dims: [1024]}]
+outputs: [{name: y, datatype: FP32, dims: [1024]}]
+steps:
+  - {model: before, inputs: {x: x}, outputs: {y: a}}
+  - {model: matmul, inputs: {x: a}, outputs: {y: b}}
+  - {model: after, inputs: {x: b}, outputs: {y: y}}
+"""
+ANSWERS = """
+max-batch-size: 8
+inputs: [{name: TEXT, datatype: BYTES, dims: [1]}, {name: HOW, datatype: BYTES, dims: [1], optional: true}]
+outputs: [{name: ANSWER, datatype: BYTES, dims: [1]}, {name: CLASS, datatype: FP32, dims: [1]}]
+steps:
+  - {tokenize: writer, inputs: {text: TEXT}, outputs: {input_ids: ids, attention_mask: mask}}
+  - model: writer
+    inputs: {input_ids: ids, attention_mask: mask, sampling_parameters: HOW}
+    outputs: {text_output: ANSWER}
+  - {tokenize: writer, inputs: {text: ANSWER}, outputs: {input_ids: made}}
+  - {model: classifier, inputs: {x: made}, outputs: {y: CLASS}}
+"""
+TOKENS, STREAMS = 48, 8
+
+
+def sums() -> bytes:
+    """A classifier of token ids in the size of a toy: y = the sum of a row."""
+    nodes = [node("Cast", ["x"], ["f"], to=FLOAT), node("ReduceSum", ["f", "axes"], ["y"], keepdims=1)]
+    inputs, outputs = [("x", INT64, ("n", "m"))], [("y", FLOAT, ("n", 1))]
+    return onnx_model(nodes, inputs, outputs, [weight("axes", np.array([1], np.int64))])
+
+
+def streams(port: int, path: str, body: dict[str, Any], seconds: float) -> float:
+    """Answers a second of STREAMS clients, each of which reads one stream after the other."""
+    end, done = time.monotonic() + seconds, 0
+
+    def client(_: int) -> int:
+        count = 0
+        while time.monotonic() < end:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                assert b"error" not in answer.read()
+            count += 1
+        return count
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        done = sum(pool.map(client, range(STREAMS)))
+    return done / (time.monotonic() - began)
+
+
+def pipelines(python: Path, root: Path, seconds: float, turns: int) -> dict[str, Any]:
+    """The throughput of a pipeline as a share of that of its slowest step."""
+    for name, factor in (("before", 2.0), ("after", 0.5)):
+        put(root, name, scale(factor, width=SIZE))
+    put(root, "classifier", sums())
+    for name, text in (("chain", CHAIN), ("answers", ANSWERS), ("writer", "model: smollm2-135m\n")):
+        (root / name).mkdir()
+        (root / name / "model.yaml").write_text(text)
+    how = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    tensors = {"TEXT": "The river flows", "HOW": json.dumps(how)}
+    shape = {"datatype": "BYTES", "shape": [1, 1]}
+    pipeline = {"inputs": [{"name": name, **shape, "data": [text]} for name, text in tensors.items()]}
+    found: dict[str, list[float]] = {"three ONNX models": [], "tokenise, generate, classify": []}
+    with penstock(root) as (port, grpc, _):
+        for _ in range(turns):
+            alone, chained = (load(python, grpc, name, 16, seconds)["rate"] for name in ("matmul", "chain"))
+            found["three ONNX models"].append(chained / alone)
+            generate = {"text_input": tensors["TEXT"], "parameters": how}
+            plain = streams(port, "/v2/models/writer/generate_stream", generate, seconds)
+            whole = streams(port, "/v2/models/answers/infer_stream", pipeline, seconds)
+            found["tokenise, generate, classify"].append(whole / plain)
+            print(f"pipeline over step: {found}; {alone:.0f} rows a second, {plain:.2f} texts a second", flush=True)
+    return {name: {"median": round(statistics.median(each), 3), "all": each} for name, each in found.items()}
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--peers", type=Path, required=True, help="environment with tritonclient and mlserver")
     options.add_argument("--seconds", type=float, default=6.0)
     options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--cases", default="clients,modes,overhead")
+    options.add_argument("--cases", default="clients,modes,overhead,pipelines")
     given = options.parse_args()
     python = given.peers.absolute() / "bin/python"
     cases, result = given.cases.split(","), {}
@@ -174,6 +253,11 @@ def main() -> None:
                     for name, rate in (("off-peak", 10.0), ("peak", 0.0))
                     for model in ("matmul", "static")
                 }
+    if "pipelines" in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder, "models")
+            put(root, "matmul", matmuls(SIZE))
+            result["pipelines"] = pipelines(python, root, given.seconds, given.turns)
     write(result, given.json, peers={"mlserver": "1.7.1"})
 
 

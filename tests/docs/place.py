@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from tests.checkpoints import randomise, write_tokenizer
 from tests.cli.plan.test_plan import LLAMA_70B
 from tests.clients.matrix import CLIENTS
@@ -153,10 +155,17 @@ def _checkpoint(folder: Path, family: str, **changes: object) -> Path:
 
 
 def _repository(folder: Path) -> None:
-    """Writes the repository of docs/repository.md."""
+    """Writes the repository of docs/repository.md, with the pipeline of docs/pipelines.md."""
     for version in (1, 2):
         onnx_files.put(folder, "ranker", onnx_files.scale(version), version)
     onnx_files.put(folder, "legacy", onnx_files.scale(1), settings=LEGACY)
     for name, model in (("minilm", "all-minilm-l6-v2"), ("chat", "smollm2-135m")):
         (folder / name).mkdir()
         (folder / name / "model.yaml").write_text(f"model: {model}\n")
+    weight = onnx_files.weight("w", np.ones((384, 3), np.float32))
+    shapes = (("x", onnx_files.FLOAT, ("n", 384)), ("y", onnx_files.FLOAT, ("n", 3)))
+    product = onnx_files.node("MatMul", ["x", "w"], ["y"])
+    onnx_files.put(folder, "classifier", onnx_files.model([product], shapes[:1], shapes[1:], [weight]))
+    (folder / "answers").mkdir()
+    page = (ROOT / "docs/pipelines.md").read_text()
+    (folder / "answers" / "model.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])

@@ -144,6 +144,8 @@ class Folder:
         if not there and (settings.kind == "pipeline" or settings.model):
             there = [1]  # it has no files
         numbers = chosen_versions(settings, there)
+        if isinstance(settings.versions, tuple) and (missing := set(settings.versions) - set(numbers)):
+            _log.warning("%s has no version %s, which its settings name", name, ", ".join(map(str, sorted(missing))))
         if not numbers:
             raise SettingsError(f"there is no version: put the model's files into {name}/1")
         targets = []

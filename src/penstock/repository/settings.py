@@ -157,17 +157,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def chosen_versions(settings: ModelSettings, there: list[int]) -> list[int]:
-    """Returns the versions that the policy loads, of those in the folder, the oldest first. Raises SettingsError for a
-    version that is named but not there."""
+    """Returns the versions that the policy loads, of those in the folder, the oldest first."""
     policy, numbers = settings.versions, sorted(there)
     if policy == "all":
         return numbers
     if isinstance(policy, tuple):
-        if missing := sorted(set(policy) - set(numbers)):
-            raise SettingsError(
-                f"versions has {missing[0]}, but the folder has {', '.join(map(str, numbers)) or 'none'}"
-            )
-        return sorted(policy)
+        return sorted(set(policy) & set(numbers))
     return numbers[-(policy.latest if isinstance(policy, Latest) else 1) :]
 
 

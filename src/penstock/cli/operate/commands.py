@@ -60,7 +60,7 @@ def _repository(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The model to load or unload.")] = None,
     *,
     url: Annotated[str, typer.Option(metavar="URL", help="The server's address.")] = DEFAULT,
-    dependents: Annotated[bool, typer.Option("--dependents", help="Also unload the members of an ensemble.")] = False,
+    dependents: Annotated[bool, typer.Option("--dependents", help="Also unload the members of a pipeline.")] = False,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key or API key.")
     ] = None,

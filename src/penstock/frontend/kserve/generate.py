@@ -18,7 +18,7 @@ from penstock.frontend.requests.sampling import (
     output_limit,
     stop_strings,
 )
-from penstock.messages.tensors import NotReady, TensorModel
+from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
@@ -48,10 +48,13 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
 
 def one_shot_model(context: RequestContext) -> TensorModel | None:
     """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
-    if context.models.tensors is None:
-        return None
+    return find_one_shot(context.models.tensors, context.path["model"], context.path.get("version", ""))
+
+
+def find_one_shot(models: TensorModels | None, name: str, version: str) -> TensorModel | None:
+    """Returns a one-shot model; None if it is none. Raises APIError 404 for one that is not ready."""
     try:
-        return context.models.tensors.find(context.path["model"], context.path.get("version", ""))
+        return None if models is None else models.find(name, version)
     except NotReady as error:
         raise APIError(404, str(error), code="model_not_ready") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.messages.tensors import TensorSpec
+from penstock.messages.tensors import LoadFailed, TensorSpec
 
 MAX_CHARS = 1000
 MAX_DEPTH = 32  # of nested parts
@@ -50,8 +50,8 @@ _FUNCTIONS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = Ma
 )
 
 
-class ExpressionError(ValueError):
-    """An expression cannot be used, or cannot be computed for a row. The message says why."""
+class ExpressionError(LoadFailed):
+    """An expression cannot be used, or cannot be computed for a row of a request. The message says why."""
 
 
 class _TypedPart(NamedTuple):

@@ -5,15 +5,14 @@ from collections.abc import Collection, Coroutine, Sequence
 
 from penstock.messages import RequestRejected
 from penstock.messages.tensors import LoadFailed, TensorSpec
-from penstock.repository.pipelines.expression import Expression, ExpressionError, names_in
+from penstock.repository.pipelines.expression import Expression, names_in
 from penstock.repository.pipelines.nodes import (
+    ColumnsNode,
     Find,
-    MergeNode,
     ModelNode,
     PipelineCall,
     PipelineNode,
     Specs,
-    SplitNode,
     Tensors,
     check_alike,
     required,
@@ -86,10 +85,7 @@ class SwitchNode:
         self._text, self._has_rows = step.switch, has_rows
         self._branches = [Graph(steps, find, has_rows=has_rows) for steps in (step.then, step.otherwise)]
         one, other = self._branches
-        try:
-            self._names = sorted(names_in(step.switch))
-        except ExpressionError as error:
-            raise LoadFailed(str(error)) from None
+        self._names = sorted(names_in(step.switch))
         if not self._names:
             raise LoadFailed(f"switch {step.switch[:100]!r}: the expression names no tensor")
         self.needs = one.needs | other.needs | frozenset(self._names)
@@ -100,10 +96,7 @@ class SwitchNode:
         """See PipelineNode."""
         if not self.makes:
             raise LoadFailed(f"switch {self._text[:100]!r}: then and else must make a tensor of the same name")
-        try:
-            self._expression = Expression(self._text, given, has_rows=self._has_rows)
-        except ExpressionError as error:
-            raise LoadFailed(str(error)) from None
+        self._expression = Expression(self._text, given, has_rows=self._has_rows)
         for name in self._names:
             required(given, name)
         one, other = (branch.check(given) for branch in self._branches)
@@ -115,11 +108,8 @@ class SwitchNode:
         """See PipelineNode."""
         assert self._expression is not None
         columns = [values(tensors[name], has_rows=self._has_rows) for name in self._names]
-        try:
-            rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
-            chosen = [self._expression.holds(row) for row in rows]
-        except ExpressionError as error:
-            raise RequestRejected(str(error)) from None
+        rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
+        chosen = [self._expression.holds(row) for row in rows]
         if len(set(chosen)) > 1:
             return await self._both(chosen, tensors, call)
         made = dict(tensors)
@@ -135,9 +125,8 @@ class SwitchNode:
             {name: chosen_rows(tensors[name], rows) for name in branch.needs if name in tensors}
             for branch, rows in zip(self._branches, places, strict=True)
         ]
-        await _together(
-            [branch.run(part, call, self.makes) for branch, part in zip(self._branches, parts, strict=True)]
-        )
+        works = [branch.run(part, call, self.makes) for branch, part in zip(self._branches, parts, strict=True)]
+        await _together(works)
         return {
             name: scattered(name, [(rows, part[name]) for rows, part in zip(places, parts, strict=True)])
             for name in self.makes
@@ -158,10 +147,8 @@ def _node(step: PipelineStep, find: Find, *, has_rows: bool) -> PipelineNode:
     match step.kind:
         case "switch":
             return SwitchNode(step, find, has_rows=has_rows)
-        case "split":
-            return SplitNode(step)
-        case "merge":
-            return MergeNode(step)
+        case "split" | "merge":
+            return ColumnsNode(step)
     return ModelNode(step, find)
 
 

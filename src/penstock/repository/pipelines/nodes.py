@@ -110,51 +110,40 @@ class ModelNode:
         return model
 
 
-class SplitNode:
-    """Divides the last dimension of a tensor."""
+class ColumnsNode:
+    """A split or a merge: divides the last dimension of a tensor, or puts tensors beside each other along it."""
 
     def __init__(self, step: PipelineStep) -> None:
-        self._name, self._sizes = step.split, dict(step.into)
-        self.needs, self.makes = frozenset([step.split]), frozenset(step.into)
+        self._step, self._name = step, step.split or step.merge
+        parts = frozenset(step.into if step.split else step.of)
+        self.needs, self.makes = (frozenset([self._name]), parts) if step.split else (parts, frozenset([self._name]))
 
     def check(self, given: Specs) -> Specs:
         """See PipelineNode."""
-        spec = required(given, self._name)
-        if not self._sizes or min(self._sizes.values()) < 1:
-            raise LoadFailed(f"split {self._name!r}: into must have names of tensors and sizes of at least 1")
-        total = sum(self._sizes.values())
-        if not spec.shape or spec.shape[-1] not in (-1, total):
-            raise LoadFailed(f"split {self._name!r} has the shape {list(spec.shape)}; the sizes are {total} together")
-        return {name: _sized(spec, name, size) for name, size in self._sizes.items()}
-
-    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        """See PipelineNode."""
-        return {part.name: part for part in divided(tensors[self._name], self._sizes)}
-
-
-class MergeNode:
-    """Puts tensors beside each other along the last dimension."""
-
-    def __init__(self, step: PipelineStep) -> None:
-        self._name, self._parts = step.merge, step.of
-        self.needs, self.makes = frozenset(step.of), frozenset([step.merge])
-
-    def check(self, given: Specs) -> Specs:
-        """See PipelineNode."""
-        if not self._parts:
-            raise LoadFailed(f"merge {self._name!r}: of must have names of tensors")
-        specs = [required(given, name) for name in self._parts]
-        first = specs[0]
+        step, specs = self._step, [required(given, name) for name in (self._step.of or self.needs)]
+        if (
+            not (step.into or step.of)
+            or min(step.into.values(), default=1) < 1
+            or not all(spec.shape for spec in specs)
+        ):
+            raise LoadFailed(f"{step.kind} {self._name!r} needs tensors with dimensions, and sizes of at least 1")
+        first, total = specs[0], sum(step.into.values())
+        if step.split:
+            if first.shape[-1] not in (-1, total):
+                raise LoadFailed(
+                    f"split {self._name!r} has the shape {list(first.shape)}; its parts need {total} columns"
+                )
+            return {name: _sized(first, name, size) for name, size in step.into.items()}
         for spec in specs:
-            if not spec.shape:
-                raise LoadFailed(f"merge {self._name!r}: tensor {spec.name!r} has no dimensions")
             check_alike(f"merge {self._name!r}: tensor {spec.name!r}", _sized(spec, spec.name, -1), first)
         sizes = [spec.shape[-1] for spec in specs]
         return {self._name: _sized(first, self._name, -1 if -1 in sizes else sum(sizes))}
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
         """See PipelineNode."""
-        return {self._name: joined(self._name, [tensors[name] for name in self._parts])}
+        if self._step.split:
+            return {part.name: part for part in divided(tensors[self._name], self._step.into)}
+        return {self._name: joined(self._name, [tensors[name] for name in self._step.of])}
 
 
 def check_alike(what: str, one: TensorSpec, other: TensorSpec) -> None:

@@ -5,17 +5,16 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-import numpy as np
-
-from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.errors import invalid
 from penstock.frontend.kserve.codec import FINAL
+from penstock.frontend.kserve.generate import find_one_shot
 from penstock.frontend.kserve.grpc.calls import Calls
 from penstock.frontend.kserve.grpc.messages import MESSAGES
 from penstock.frontend.kserve.grpc.tensors import EMPTY_FINAL
 from penstock.frontend.kserve.one_shot import check_parameters, classified, queue_parameters
-from penstock.frontend.kserve.tensor_data import repository_error
-from penstock.messages.arrays import DTYPES, pack_strings
-from penstock.messages.tensors import InferRequest, InferResult, NotReady, Tensor, TensorModel
+from penstock.frontend.kserve.tensor_data import pack, repository_error
+from penstock.messages.arrays import pack_strings
+from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel
 
 ROUTE = "/v2/models/{model}/infer"  # that these calls count as
 _CONTENTS: Mapping[str, str] = {
@@ -43,13 +42,7 @@ class TensorCalls:
 
     def find(self, request: Any) -> TensorModel | None:
         """Returns the one-shot model that a message names; None if it is none. Raises APIError 404."""
-        models = self._calls.tensors
-        if models is None:
-            return None
-        try:
-            return models.find(request.model_name, request.model_version)
-        except NotReady as error:
-            raise APIError(404, str(error), code="model_not_ready") from None
+        return find_one_shot(self._calls.tensors, request.model_name, request.model_version)
 
     async def answer(self, model: TensorModel, request: Any) -> bytes:
         """Runs a ModelInferRequest, and returns a ModelInferResponse. Raises APIError."""
@@ -144,18 +137,10 @@ def _contents(tensor: Any) -> bytes:
         raise invalid(
             f"input {tensor.name[:100]!r} of {tensor.datatype[:40]!r} must be in raw_input_contents", "inputs"
         )
-    values = getattr(tensor.contents, field)
-    if tensor.datatype == "BYTES":
-        return pack_strings(list(values))
-    dtype = DTYPES[tensor.datatype]
-    array = np.array(values, np.int64 if dtype.kind == "i" else np.uint64 if dtype.kind == "u" else dtype)
-    if (
-        dtype.kind in "iu"
-        and array.size
-        and not np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max
-    ):
-        raise invalid(f"input {tensor.name[:100]!r} has a value that does not fit {tensor.datatype}", "inputs")
-    return array.astype(dtype).tobytes()
+    values = list(getattr(tensor.contents, field))
+    return (
+        pack_strings(values) if tensor.datatype == "BYTES" else pack(tensor.name, tensor.datatype, tensor.shape, values)
+    )
 
 
 def _values(pairs: Any) -> dict[str, Any]:
