@@ -210,9 +210,7 @@ def test_a_struct_of_cpp_has_no_name_of_an_unrelated_class() -> None:
     assert {"LinearOp", "ThreadTeam"} <= structs
     for path in FILES:
         if not str(path.relative_to(SOURCE)).startswith(CPP_MIRRORS):
-            classes = {
-                node.name.lstrip("_") for node in tree_of(path).body if isinstance(node, ast.ClassDef)
-            }
+            classes = {node.name.lstrip("_") for node in tree_of(path).body if isinstance(node, ast.ClassDef)}
             assert not classes & structs, f"{path.relative_to(SOURCE)}: C++ has a struct of that name"
 
 

@@ -82,7 +82,9 @@ def test_each_request_is_answered_once_however_often_the_run_is_killed(requests:
     assert run(requests, answers) == (0, f"{answers} has {REQUESTS} of {REQUESTS} answers: nothing is left to do\n")
 
 
-def test_each_request_is_answered_once_after_a_full_disk_a_kill_and_an_interrupt(requests: Path, tmp_path: Path) -> None:
+def test_each_request_is_answered_once_after_a_full_disk_a_kill_and_an_interrupt(
+    requests: Path, tmp_path: Path
+) -> None:
     answers = tmp_path / "answers.jsonl"
     limit = 4000  # bytes: a disk that becomes full
 

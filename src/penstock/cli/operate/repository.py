@@ -33,7 +33,7 @@ class RepositoryServer:
     def change(self, name: str, what: str, *, dependents: bool = False) -> None:
         """Loads or unloads a model. Exits with status 1 if the server refuses."""
         with reporting(f"{what}ing {name}"):
-            self._ask(
+            self.ask(
                 f"/v2/repository/models/{name}/{what}",
                 {"parameters": {"unload_dependents": True} if dependents else {}},
             )
@@ -41,8 +41,8 @@ class RepositoryServer:
 
     def show(self) -> None:
         """Prints a table of the models."""
-        index = self._ask("/v2/repository/index", {})
-        stats = {(each["name"], each.get("version")): each for each in self._ask("/v2/models/stats")["model_stats"]}
+        index = self.ask("/v2/repository/index", {})
+        stats = {(each["name"], each.get("version")): each for each in self.ask("/v2/models/stats")["model_stats"]}
         table = Table(box=None, header_style="bold")
         for title in ("MODEL", "VERSION", "STATE"):
             table.add_column(title)
@@ -57,7 +57,8 @@ class RepositoryServer:
             )  # fmt: skip
         Console().print(table)
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Returns the answer's JSON. Exits with status 1 if the server refuses. Raises NoServer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._address + path, data, {"Content-Type": "application/json"})
         if self._key:

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import first_value
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
@@ -21,6 +22,7 @@ from penstock.frontend.requests.sampling import (
 from penstock.messages.tensors import NotReady, TensorModel
 
 VERSION = "1"  # of each model
+SESSION = b"x-session-id"  # requests with one id get one version during a rollout
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
 _decoder = msgspec.json.Decoder(GenerateFields)
 
@@ -51,7 +53,9 @@ def one_shot_model(context: RequestContext) -> TensorModel | None:
     if context.models.tensors is None:
         return None
     try:
-        return context.models.tensors.find(context.path["model"], context.path.get("version", ""))
+        session = first_value(context.headers, SESSION) or b""
+        key = f"{context.tenant} {session[:256].decode('latin-1')}" if context.tenant or session else ""
+        return context.models.tensors.find(context.path["model"], context.path.get("version", ""), key)
     except NotReady as error:
         raise APIError(404, str(error), code="model_not_ready") from None
 
