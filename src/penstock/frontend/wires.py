@@ -160,6 +160,9 @@ KSERVE = Wire(
         WireRoute("POST", "/v2/repository/index", "answer", "list_repository"),
         WireRoute("POST", "/v2/repository/models/{model:path}/load", "answer", "load"),
         WireRoute("POST", "/v2/repository/models/{model:path}/unload", "answer", "unload"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/rollout", "answer", "change_rollout"),
+        WireRoute("GET", "/v2/repository/rollouts", "answer", "list_rollouts"),
+        WireRoute("POST", "/feedback", "answer", "give_feedback"),
         *(
             route
             for start in (_MODEL + "/versions/{version}", _MODEL)

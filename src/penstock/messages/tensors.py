@@ -109,12 +109,37 @@ class TensorModel(MemberModel, Protocol):
         ...
 
 
+class Rollouts(Protocol):
+    """New versions of one-shot models that take over step by step. All errors are LoadFailed."""
+
+    async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
+        """Begins a rollout. `rules` are the fields of `penstock.repository.rollouts.decision.RolloutRules`."""
+        ...
+
+    def steer(self, name: str, what: str) -> None:
+        """Changes a rollout that runs. `what`: pause, resume or abort."""
+        ...
+
+    def label(self, name: str, request_id: str, label: Any) -> bool:
+        """Gives what has turned out to be right for a request. Returns False if it has no effect. Raises
+        RequestRejected for a label that does not fit."""
+        ...
+
+    def show(self) -> list[dict[str, Any]]:
+        """Returns the last rollout of each model, for people and JSON."""
+        ...
+
+
 class TensorModels(Protocol):
     """The one-shot models of a server, and what loads and unloads models of all kinds."""
 
-    def find(self, name: str, version: str = "") -> TensorModel | None:
-        """Returns a version that is ready: by number, by label, or the newest. None if `name` is no one-shot model of
-        the repository. Raises NotReady."""
+    @property
+    def rollouts(self) -> Rollouts: ...
+
+    def find(self, name: str, version: str = "", key: str = "") -> TensorModel | None:
+        """Returns a version that is ready: by number, by label, or the newest. If a rollout decides on the version,
+        requests with one `key` get the same one. None if `name` is no one-shot model of the repository. Raises
+        NotReady."""
         ...
 
     def ready(self) -> list[TensorModel]:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,9 +107,16 @@ class Folder:
         except (SettingsError, OSError):
             return set()
 
-    def read(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> Entry:
+    def read(
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        choose: Callable[[str, list[int]], tuple[int, ...]] = lambda name, there: (),
+    ) -> Entry:
         """Reads a model. `config` is a JSON text with Triton's settings, which replace those of the folder; `files` are
-        its versions, by path within the folder. Both hold until `forget`. Raises LoadFailed."""
+        its versions, by path within the folder. Both hold until `forget`. `choose` returns the versions to load, of
+        those that are there; (): the settings decide. Raises LoadFailed."""
         _check_name(name)
         try:
             if files and config is None:
@@ -121,7 +128,8 @@ class Folder:
                 self._overrides[name] = _Override(settings, written)
             override = self._overrides.get(name)
             folder = self._folder(name) if override is None or override.folder is None else override.folder
-            return self._entry(name, folder, _settings(folder) if override is None else override.settings)
+            settings = _settings(folder) if override is None else override.settings
+            return self._entry(name, folder, settings, choose)
         except (SettingsError, OSError) as error:
             raise LoadFailed(_unread(name, error)) from None
 
@@ -137,14 +145,17 @@ class Folder:
             raise SettingsError(f"there is no folder {name!r} in it")
         return folder
 
-    def _entry(self, name: str, folder: Path, settings: ModelSettings) -> Entry:
+    def _entry(
+        self, name: str, folder: Path, settings: ModelSettings, choose: Callable[[str, list[int]], tuple[int, ...]]
+    ) -> Entry:
         there = _versions(folder)
         if settings.kind is None:
             settings = _with_kind(settings, folder, there)
         if not there and (settings.kind == "pipeline" or settings.model):
             there = [1]  # it has no files
-        numbers = chosen_versions(settings, there)
-        if isinstance(settings.versions, tuple) and (missing := set(settings.versions) - set(numbers)):
+        chosen = list(choose(name, there))
+        numbers = chosen or chosen_versions(settings, there)
+        if not chosen and isinstance(settings.versions, tuple) and (missing := set(settings.versions) - set(numbers)):
             _log.warning("%s has no version %s, which its settings name", name, ", ".join(map(str, sorted(missing))))
         if not numbers:
             raise SettingsError(f"there is no version: put the model's files into {name}/1")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from penstock.messages.tensors import TensorModel
+from penstock.messages.tensors import Rollouts, TensorModel
 from penstock.repository.oneshot import OneShotModel
 from penstock.repository.statistics import ModelStatistics
 
@@ -24,9 +24,9 @@ _DURATIONS = (
 class RepositoryMetrics:
     """A collector in prometheus_client's form."""
 
-    def __init__(self, models: Callable[[], list[TensorModel]]) -> None:
+    def __init__(self, models: Callable[[], list[TensorModel]], rollouts: Rollouts) -> None:
         """`models` returns those that are ready."""
-        self._models = models
+        self._models, self._rollouts = models, rollouts
         self._rates: dict[tuple[str, str], tuple[float, int, float]] = {}  # (time, requests, rate) of the last window
 
     def describe(self) -> list[Metric]:
@@ -57,6 +57,24 @@ class RepositoryMetrics:
         ]
         yield _tritons("pending_request_count", "Requests that wait.", waiting)
         yield from self._ours(found)
+        yield from self._of_rollouts()
+
+    def _of_rollouts(self) -> Iterator[Metric]:
+        share = GaugeMetricFamily(
+            "penstock_rollout_share_pct", "Requests that a candidate answers.", labels=[*_LABELS, "status"]
+        )
+        worse = GaugeMetricFamily(
+            "penstock_rollout_worse",
+            "By how much a candidate is worse: the mean, and the bounds of its confidence sequence.",
+            labels=[*_LABELS, "judge", "bound"],
+        )
+        for each in self._rollouts.show():
+            labels = [each["name"], each["candidate"]]
+            share.add_metric([*labels, each["status"]], each["share"])
+            for judge in each["judges"]:
+                for bound in ("low", "mean", "high"):
+                    worse.add_metric([*labels, judge["name"], bound], judge[bound])
+        yield from (share, worse)
 
     def _ours(self, found: list[OneShotModel]) -> Iterator[Metric]:
         reasons = CounterMetricFamily("penstock_batches", "Batches, by why they ran.", labels=[*_LABELS, "reason"])

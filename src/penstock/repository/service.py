@@ -17,6 +17,7 @@ from penstock.repository.loader import Load, ReadyModel
 from penstock.repository.oneshot import OneShotModel, ProcessLoader
 from penstock.repository.pipelines.nodes import Find
 from penstock.repository.pipelines.pipeline import load_pipeline
+from penstock.repository.rollouts.service import RepositoryRollouts
 from penstock.repository.settings import FILES, Kind, members
 
 WAIT_SECONDS = 300.0  # for memory that a version lacks
@@ -72,11 +73,14 @@ class Repository:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
         self._generation: tuple[int, int] | None = None  # of the file: what changes with its content
+        self.rollouts = RepositoryRollouts(self.folder.path, self._one_shot, self._load_named)
 
     # -- TensorModels -----------------------------------------------------------------------------------------
 
-    def find(self, name: str, version: str = "") -> TensorModel | None:
+    def find(self, name: str, version: str = "", key: str = "") -> TensorModel | None:
         """See TensorModels."""
+        if not version and (picked := self.rollouts.pick(name, key)) is not None:
+            return picked
         there = self._serving.get(name)
         if not there:
             if name in self._wanted or name in self._reasons:
@@ -132,7 +136,7 @@ class Repository:
             raise LoadFailed(f"model {name!r} is served already, without the repository; rename the folder")
         async with self._changing.setdefault(name, asyncio.Lock()):
             try:
-                entry = await asyncio.to_thread(self.folder.read, name, config, files)
+                entry = await asyncio.to_thread(self.folder.read, name, config, files, self.rollouts.versions)
             except LoadFailed as error:
                 if name not in self._serving:
                     self._reasons[name] = str(error)
@@ -152,6 +156,7 @@ class Repository:
                     self._reasons[name] = errors
                 self._reconcile()
                 raise LoadFailed(f"load failed for model {name!r}, version {errors}")
+            self.rollouts.begin(name)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """See TensorModels."""
@@ -163,6 +168,7 @@ class Repository:
             if entry is None:
                 return
             self._reasons[name] = "unloaded"
+            await self.rollouts.leave(name)
             self._reconcile()
             async with self._changed:
                 await self._changed.wait_for(lambda: not any(key[0] == name for key in self._versions))
@@ -180,11 +186,12 @@ class Repository:
         results = await asyncio.gather(*(self.load(name) for name in wanted), return_exceptions=True)
         return [str(result) for result in results if isinstance(result, Exception)]
 
-    async def follow_generation(self) -> None:
-        """Calls `read_generation` again and again. Never returns."""
+    async def follow(self) -> None:
+        """Follows the file `generation`, and decides on rollouts. Never returns."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.read_generation()
+            await self.rollouts.look()
 
     async def read_generation(self) -> bool:
         """Makes what is loaded agree with the file `generation` if that is new. Returns False if there is none."""
@@ -203,6 +210,7 @@ class Repository:
 
     async def close(self) -> None:
         """Ends all models. May be called twice."""
+        await self.rollouts.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -348,6 +356,14 @@ class Repository:
     def _member(self, name: str, version: str, kind: str) -> MemberModel | None:
         found: MemberModel | None = self.find(name, version) if kind == "model" else None
         return found or self._text_member(name, version, kind)
+
+    def _one_shot(self, name: str) -> dict[int, tuple[str, TensorModel]]:
+        """The one-shot versions of a model that are ready, with their digests."""
+        return {
+            number: (version.target.digest, version.model)
+            for number, version in self._serving.get(name, {}).items()
+            if isinstance(version.model, OneShotModel)
+        }
 
     # -- names ------------------------------------------------------------------------------------------------------
 

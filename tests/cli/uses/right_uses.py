@@ -1,9 +1,9 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
-They run in a folder that has `tiny`, a model; `repository` with a model `ours`; settings.yaml; marks.yaml; prices.yaml;
-tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem; keys and audit.key; and with a hub that has
-acme/tiny. {url} is the address of a server, {port} its port, {log} its event log, {ledger} its ledger, {engine} the
-address of an engine.
+They run in a folder that has `tiny`, a model; `repository` with the models `ours` and `ranks`; settings.yaml;
+marks.yaml; prices.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem; keys and
+audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its event log,
+{ledger} its ledger, {engine} the address of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,12 +127,15 @@ OF_TENANTS: Sequence[str] = (
     "logs --ledger {ledger} --errors",
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
-REPOSITORY_SERVER = "serve --repository repository --load-model ours --state-dir none"
+REPOSITORY_SERVER = "serve --repository repository --load-model ours --load-model ranks --state-dir none"
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
     "repository status --url {url}",
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
+    "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
+    "rollout pause ranks --url {url} --key secret",
+    "rollout status --url {url}",
 )
 REPLICATED_SERVER = "serve tiny --replicas 2"
 ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0"

@@ -46,6 +46,7 @@ from tests.e2e.certificates import Authority
 from tests.e2e.fleet.engines import EngineHostProcess
 from tests.e2e.server import PATIENCE, Server, serving, status, wait_for
 from tests.ports import free_port
+from tests.repository.onnx_files import put, scale
 from tests.weights.standin_hub import serving as hub_serving
 
 VARIANT = "mixtral_window"  # its experts can be divided between two ranks
@@ -104,6 +105,8 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     add(str(folder / "tenants.yaml"), "search", "ci", None, (), (), admin=False)
     (folder / "repository" / "ours").mkdir(parents=True)
     (folder / "repository" / "ours" / "model.yaml").write_text(f"model: {folder / 'tiny'}\n")
+    for version in (1, 2):
+        put(folder / "repository", "ranks", scale(2), version, settings="versions: [1]")
     return folder
 
 
@@ -222,7 +225,10 @@ def test_a_server_of_tenants(folder: Path, environment: dict[str, str], monkeypa
 def test_a_server_of_a_repository(folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with serving(folder / "four.log", *flags(REPOSITORY_SERVER), model=None) as server:
-        assert all("ours" in run(line.format(url=server.url), folder, environment) for line in OF_REPOSITORY)
+        assert all(
+            ("ranks" if line.startswith("rollout") else "ours") in run(line.format(url=server.url), folder, environment)
+            for line in OF_REPOSITORY
+        )
 
 
 @pytest.mark.rare

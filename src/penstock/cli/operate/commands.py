@@ -1,4 +1,4 @@
-"""Defines the arguments of `penstock reload | sleep | wake`."""
+"""Defines the arguments of `penstock reload | sleep | wake | repository | rollout`."""
 
 from typing import Annotated
 
@@ -7,6 +7,8 @@ import typer
 URL = typer.Argument(metavar="URL", help="The server's address.")
 DEFAULT = "http://127.0.0.1:8000"
 KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key.")
+FLAG_URL = typer.Option("--url", metavar="URL", help="The server's address.")
+FLAG_KEY = typer.Option("--key", metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key or API key.")
 
 
 def add_operate_commands(app: typer.Typer) -> None:
@@ -27,6 +29,12 @@ def add_operate_commands(app: typer.Typer) -> None:
         short_help="Show, load or unload the models of a running server.",
         help="Show the models of a running server's repository. With load or unload and a NAME, change what is loaded.",
     )(_repository)
+    app.command(
+        "rollout",
+        short_help="Let a new version of a model take over step by step.",
+        help="Let a new version of a model in a running server's repository take over step by step, as far as its "
+        "answers hold up. With start, pause, resume or abort and a NAME, change a rollout; else show all.",
+    )(_rollout)
 
 
 def _reload(
@@ -59,11 +67,9 @@ def _repository(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="status, load or unload.")] = "status",
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The model to load or unload.")] = None,
     *,
-    url: Annotated[str, typer.Option(metavar="URL", help="The server's address.")] = DEFAULT,
+    url: Annotated[str, FLAG_URL] = DEFAULT,
     dependents: Annotated[bool, typer.Option("--dependents", help="Also unload the members of a pipeline.")] = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key or API key.")
-    ] = None,
+    key: Annotated[str | None, FLAG_KEY] = None,
 ) -> None:
     from penstock.cli.operate.repository import RepositoryServer
 
@@ -76,3 +82,51 @@ def _repository(
         server.show()
     else:
         server.change(name, what, dependents=dependents)
+
+
+def _rollout(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="status, start, pause, resume or abort.")] = "status",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The model.")] = None,
+    *,
+    candidate: Annotated[
+        int | None, typer.Option("--candidate", metavar="N", min=1, help="The version that is to take over.")
+    ] = None,
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="SHARES", help="Shares of the requests, in percent.")
+    ] = "shadow,1,5,25,50,100",
+    hold: Annotated[
+        float, typer.Option("--hold", metavar="SECONDS", min=0, help="How long a stage lasts at least.")
+    ] = 60,
+    patience: Annotated[
+        float, typer.Option("--patience", metavar="SECONDS", min=0, help="How long a stage lasts at most.")
+    ] = 86400,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--judge",
+            metavar="NAME=TOLERANCE",
+            help="What is compared: errors, latency, disagreement; with labels brier, log_loss, ndcg, auc. Default: "
+            "errors=0.01, latency=0.1, disagreement=0.3. Repeatable.",
+        ),
+    ] = None,
+    url: Annotated[str, FLAG_URL] = DEFAULT,
+    key: Annotated[str | None, FLAG_KEY] = None,
+) -> None:
+    from penstock.cli.operate.repository import RepositoryServer
+    from penstock.cli.operate.rollout import WHAT, change_rollout, read_judges, read_plan, show_rollouts
+
+    if what not in WHAT:
+        raise ValueError(f"WHAT is {what!r}: give {', '.join(WHAT)}")
+    if (not name) != (what == "status"):
+        raise ValueError(f"penstock rollout {what} takes {'no name' if what == 'status' else 'the name of a model'}")
+    if (candidate is None) != (what != "start"):
+        raise ValueError(f"penstock rollout {what} {'needs' if what == 'start' else 'takes no'} --candidate")
+    fields: dict[str, object] = {}
+    if what == "start":
+        fields = {"candidate": candidate, "plan": read_plan(plan), "hold": hold, "patience": patience}
+        fields |= {"tolerances": read_judges(judge)} if judge else {}
+    server = RepositoryServer(url, key)
+    if name is None:
+        show_rollouts(server)
+    else:
+        change_rollout(server, name, what, fields)

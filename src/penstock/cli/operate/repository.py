@@ -27,12 +27,12 @@ class RepositoryServer:
         """Loads or unloads a model. Exits with status 1 if the server refuses."""
         parameters = {"unload_dependents": True} if dependents else {}
         with reporting(f"{what}ing {name}"):
-            self._ask(f"/v2/repository/models/{name}/{what}", {"parameters": parameters})
+            self.ask(f"/v2/repository/models/{name}/{what}", {"parameters": parameters})
         print(f"{name} is {what}ed")
 
     def show(self) -> None:
         """Prints a table of the models."""
-        index, before = self._ask("/v2/repository/index", {}), self._stats()
+        index, before = self.ask("/v2/repository/index", {}), self._stats()
         time.sleep(RATE_SECONDS)
         stats = self._stats()
         table = Table(box=None, header_style="bold")
@@ -48,9 +48,10 @@ class RepositoryServer:
         Console().print(table)
 
     def _stats(self) -> dict[tuple[str, str], Any]:
-        return {(each["name"], each["version"]): each for each in self._ask("/v2/models/stats")["model_stats"]}
+        return {(each["name"], each["version"]): each for each in self.ask("/v2/models/stats")["model_stats"]}
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Returns the answer's JSON. Exits with status 1 if the server refuses. Raises ValueError and NoServer."""
         try:
             return fetch(self._url, path, self._key, None if body is None else json.dumps(body).encode())
         except (NoServer, ValueError) as error:

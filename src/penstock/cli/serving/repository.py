@@ -141,7 +141,7 @@ class ServedRepository:
         models = () if served is None else (served,)
         self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository)
         self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
-        metrics.registry.register(RepositoryMetrics(self.repository.ready))
+        metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
         self._names = server.load_model
         self._following: asyncio.Task[None] | None = None
 
@@ -153,7 +153,7 @@ class ServedRepository:
         rows = self.repository.index(ready=False)
         ready = sum(row.get("state") == "READY" for row in rows)
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
-        self._following = asyncio.create_task(self.repository.follow_generation())
+        self._following = asyncio.create_task(self.repository.follow())
 
     def _text_member(self, name: str, version: str, kind: str) -> MemberModel | None:
         """A language model or its tokenizer as a member of a pipeline; None if there is none of this name."""

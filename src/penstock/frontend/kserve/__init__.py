@@ -19,6 +19,13 @@ from penstock.frontend.kserve.models import (
     show_stats,
     unload,
 )
+from penstock.frontend.kserve.rollouts import (
+    FeedbackFields,
+    RolloutFields,
+    change_rollout,
+    give_feedback,
+    list_rollouts,
+)
 
 _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
@@ -32,6 +39,19 @@ OPERATIONS: Mapping[str, Operation] = {
     "show_model": Operation(summary="Show the model's inputs and outputs", shape=answers.MODEL),
     "load": Operation(summary="Load a model of the repository", answer=None),
     "unload": Operation(summary="Unload a model of the repository", answer=None),
+    "list_rollouts": Operation(summary="Show the last rollout of each model", shape=answers.ROLLOUTS),
+    "change_rollout": Operation(
+        summary="Begin, pause, resume or abort a rollout",
+        request=RolloutFields,
+        example={"action": "start", "candidate": 2},
+        answer=None,
+    ),
+    "give_feedback": Operation(
+        summary="Say what has turned out to be right for a request",
+        shape={"used": bool},
+        request=FeedbackFields,
+        example={"model": "ranker", "request_id": "a1", "label": 1},
+    ),
     "read_generate": Operation(
         summary="Continue a text", shape=answers.GENERATED, request=GenerateFields, example=_EXAMPLE
     ),

@@ -37,3 +37,6 @@ _COUNTS = {
 }
 STATS = {"model_stats": [{"name": str, "version": str, **_COUNTS}]}
 REPOSITORY = [{"name": str, "version?": str, "state?": str, "reason?": str}]
+_JUDGE = {"name": str, "requests": int, **dict.fromkeys(("mean", "low", "high", "tolerance"), float)}
+_ROLLOUT = {**dict.fromkeys(("name", "incumbent", "candidate", "status", "reason"), str), "share": int, "plan": [int]}
+ROLLOUTS = {"rollouts": [{**_ROLLOUT, "seconds": float, "judges": [_JUDGE]}]}

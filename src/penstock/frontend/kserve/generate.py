@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import first_value
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
@@ -21,6 +22,7 @@ from penstock.frontend.requests.sampling import (
 from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
+SESSION = b"x-session-id"  # requests with one id get one version during a rollout
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
 _decoder = msgspec.json.Decoder(GenerateFields)
 
@@ -48,13 +50,16 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
 
 def one_shot_model(context: RequestContext) -> TensorModel | None:
     """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
-    return find_one_shot(context.models.tensors, context.path["model"], context.path.get("version", ""))
+    session = (first_value(context.headers, SESSION) or b"")[:256].decode("latin-1")
+    key = f"{context.tenant} {session}" if context.tenant or session else ""
+    return find_one_shot(context.models.tensors, context.path["model"], context.path.get("version", ""), key)
 
 
-def find_one_shot(models: TensorModels | None, name: str, version: str) -> TensorModel | None:
-    """Returns a one-shot model; None if it is none. Raises APIError 404 for one that is not ready."""
+def find_one_shot(models: TensorModels | None, name: str, version: str, key: str = "") -> TensorModel | None:
+    """Returns a one-shot model; None if it is none. `key`: see TensorModels. Raises APIError 404 for one that is not
+    ready."""
     try:
-        return None if models is None else models.find(name, version)
+        return None if models is None else models.find(name, version, key)
     except NotReady as error:
         raise APIError(404, str(error), code="model_not_ready") from None
 

@@ -1,0 +1,195 @@
+"""The rollouts of a repository: which version requests get, and what the operator may change."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.messages.tensors import LoadFailed, TensorModel
+from penstock.repository.rollouts.decision import RolloutRules, RolloutState, Status
+from penstock.repository.rollouts.judging import JUDGES
+from penstock.repository.rollouts.record import RolloutRecord, RolloutRecords
+from penstock.repository.rollouts.rollout import Rollout
+
+SAVE_SECONDS = 10.0  # between saves of the evidence
+_log = logging.getLogger("penstock.repository")
+
+
+class RepositoryRollouts:
+    """See `penstock.messages.tensors.Rollouts`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ready: Callable[[str], Mapping[int, tuple[str, TensorModel]]],
+        load: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`ready` returns the digest and the model of each version that is ready. `load` makes the versions of a model
+        ready that `versions` names. Raises ValueError if the rollouts that are stored cannot be read."""
+        self._records = RolloutRecords(folder)
+        self._ready, self._load = ready, load
+        self._running: dict[str, Rollout] = {}
+        self._ended: set[str] = set()  # rollouts whose other version is still there
+        self._saved = time.monotonic()
+
+    # -- the repository ---------------------------------------------------------------------------------------------
+
+    def pick(self, name: str, key: str) -> TensorModel | None:
+        """Returns the version for a request; None if the model has no rollout. See `Rollout.pick`."""
+        rollout = self._running.get(name)
+        return None if rollout is None else rollout.pick(key)
+
+    def versions(self, name: str, there: list[int]) -> tuple[int, ...]:
+        """Returns the versions to load; () if the settings of the model decide."""
+        record = self._records.records.get(name)
+        return () if record is None else record.versions(there)
+
+    def begin(self, name: str) -> None:
+        """Begins a rollout, or goes on, if there is one of the model. Called when versions of it have become ready."""
+        record = self._records.records.get(name)
+        if record is None or not record.running or name in self._running:
+            return
+        ready = self._ready(name)
+        if record.incumbent not in ready or record.candidate not in ready:
+            return
+        (old, incumbent), (new, candidate) = ready[record.incumbent], ready[record.candidate]
+        rollout = self._running[name] = Rollout(record, incumbent, candidate, self._changed)
+        if record.digests not in (("", ""), (old, new)):
+            self._end(rollout, "aborted", "the files of a version have changed")
+        record.digests = old, new
+
+    async def leave(self, name: str) -> None:
+        """Ends the comparisons of a model that is unloaded. The rollout goes on when it is loaded again."""
+        rollout = self._running.pop(name, None)
+        if rollout is not None:
+            await rollout.close()
+
+    async def look(self) -> None:
+        """Decides by the time that has passed, and unloads the version that has lost. Called once a second."""
+        for rollout in self._running.values():
+            rollout.look()
+        if self._running and time.monotonic() > self._saved + SAVE_SECONDS:
+            self._save()
+        while self._ended:
+            name = self._ended.pop()
+            try:
+                await self._load(name)
+            except LoadFailed as error:
+                _log.error("%s", error)
+            await self.leave(name)
+
+    async def close(self) -> None:
+        for name in list(self._running):
+            await self.leave(name)
+        self._save()
+
+    # -- Rollouts ---------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
+        """See Rollouts."""
+        try:
+            found = msgspec.convert(rules, RolloutRules)
+        except msgspec.ValidationError as error:
+            raise LoadFailed(str(error)) from None
+        ready = self._ready(name)
+        if not ready:
+            raise LoadFailed(f"model {name!r} is not ready, or no one-shot model: only these have rollouts")
+        if name in self._running:
+            raise LoadFailed(
+                f"model {name!r} has a rollout of version {self._running[name].record.candidate}; abort it first"
+            )
+        if candidate == (incumbent := max(ready)):
+            raise LoadFailed(f"version {candidate} of {name!r} serves already; name another one as the candidate")
+        if unknown := set(found.tolerances) - set(JUDGES):
+            raise LoadFailed(f"there is no judge {min(unknown)!r:.60}; there are {', '.join(JUDGES)}")
+        records, before = self._records.records, self._records.records.get(name)
+        state = RolloutState(since=time.time())
+        records[name] = RolloutRecord(
+            name=name, incumbent=incumbent, candidate=candidate, rules=found, state=state, evidence=found.evidence()
+        )
+        try:
+            self._records.save()
+            await self._load(name)
+            if name not in self._running:
+                raise LoadFailed(f"version {candidate} of {name!r} is not in its folder")
+        except (LoadFailed, OSError) as error:
+            if before is None:
+                del records[name]
+            else:
+                records[name] = before
+            self._save()
+            raise LoadFailed(f"the rollout cannot begin: {error}") from None
+        _log.info("%s: version %d is rolled out in place of version %d", name, candidate, incumbent)
+
+    def steer(self, name: str, what: str) -> None:
+        """See Rollouts."""
+        rollout = self._running.get(name)
+        if rollout is None or not rollout.record.running:
+            raise LoadFailed(f"model {name!r} has no rollout that runs")
+        state = rollout.record.state
+        if what == "abort":
+            self._end(rollout, "aborted", "by the operator")
+        elif what == "pause":
+            rollout.set_state(msgspec.structs.replace(state, status="paused"))
+        else:
+            rollout.set_state(msgspec.structs.replace(state, status="running", since=time.time()))
+
+    def label(self, name: str, request_id: str, label: Any) -> bool:
+        """See Rollouts."""
+        rollout = self._running.get(name)
+        return rollout is not None and rollout.label(request_id, label)
+
+    def show(self) -> list[dict[str, Any]]:
+        """See Rollouts."""
+        return [_shown(record) for record in self._records.records.values()]
+
+    def _end(self, rollout: Rollout, status: Status, reason: str) -> None:
+        rollout.set_state(msgspec.structs.replace(rollout.record.state, status=status, reason=reason))
+
+    def _changed(self, rollout: Rollout) -> None:
+        record = rollout.record
+        _log.info("%s: the rollout of version %d %s", record.name, record.candidate, _told(record))
+        if not record.running:
+            self._ended.add(record.name)
+        self._save()
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        try:
+            self._records.save()
+        except OSError as error:
+            _log.error("the state of rollouts cannot be stored: %s", error)
+
+
+def _told(record: RolloutRecord) -> str:
+    state = record.state
+    where = (
+        f"is at {f'{record.share}%' if record.share else 'shadow'}"
+        if state.status == "running"
+        else f"is {state.status}"
+    )
+    return f"{where}: {state.reason}" if state.reason else where
+
+
+def _shown(record: RolloutRecord) -> dict[str, Any]:
+    rules, state = record.rules, record.state
+    judges = []
+    for judge, tolerance in rules.tolerances.items():
+        evidence = record.evidence[judge]
+        low, high = evidence.interval
+        found = {"requests": evidence.count, "mean": evidence.mean, "low": low, "high": high, "tolerance": tolerance}
+        judges.append({"name": judge, **found})
+    return {
+        "name": record.name,
+        "incumbent": str(record.incumbent),
+        "candidate": str(record.candidate),
+        "status": state.status,
+        "share": record.share,
+        "plan": rules.plan,
+        "seconds": max(time.time() - state.since, 0.0),
+        "reason": state.reason,
+        "judges": judges,
+    }
