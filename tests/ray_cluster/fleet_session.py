@@ -80,11 +80,11 @@ async def fleet_of(cluster: Cluster, folder: Path) -> None:
 
 def main() -> None:
     loopback_up()
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **node})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+            cluster.add_node(**node)
         os.environ["RAY_ADDRESS"] = cluster.address
         asyncio.run(fleet_of(cluster, Path(sys.argv[1])))
     finally:
