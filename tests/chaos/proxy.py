@@ -22,6 +22,7 @@ class Proxy:
 
     def __init__(self, port: int, link: Link = Link()) -> None:
         self.link = link
+        self.slow = 0.0  # seconds before each piece, also of connections that are open
         self.port = 0
         self.resets = 0
         self._target = port
@@ -29,7 +30,11 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = self.link
-        there, back = await asyncio.open_connection("127.0.0.1", self._target, limit=2**12)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target, limit=2**12)
+        except OSError:  # nothing listens there now
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -57,7 +62,7 @@ class Proxy:
                 return
             if link.bytes_per_second:
                 await asyncio.sleep(len(piece) / link.bytes_per_second)
-            await asyncio.sleep(link.delay)
+            await asyncio.sleep(link.delay + self.slow)
             writer.write(piece)
             await writer.drain()
             passed += len(piece)

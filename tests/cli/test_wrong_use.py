@@ -20,6 +20,7 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that 
     "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
     "fleet status": {"ENGINES": "127.0.0.1:1"},
     "fleet drain": {"ENGINES": "127.0.0.1:1"},
+    "fleet scale": {"ENGINES": "127.0.0.1:1", "ON": "--on=kubernetes:deployment/x", "REPLICAS": "--replicas=1"},
     "plan fleet": {"MODEL": "--model=llama-3.1-8b", "RATE": "--rate=1"},
     "simulate": {"SCENARIO": "batching"},
     "quantize": {"MODEL": "python-8m", "OUT": "out"},

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from penstock.cluster import requests as requests_of_fleets
 from penstock.cluster.client import FleetClient
 from penstock.cluster.replica import Replica
 from penstock.engine.client import StreamingClient
@@ -40,9 +39,10 @@ def join(fleet: FleetClient) -> Join:
     return start
 
 
-async def process(fleet: FleetClient, name: str, scenario: Scenario = SLOW, **fields: object) -> Replica:
-    """An engine in a process, which is started again when it ends."""
-    return fleet.join(name, await spawn(config(scenario, **fields), ENGINE, resumes=True))
+async def processes(fleet: FleetClient, names: str) -> list[Replica]:
+    """Engines in processes, which are started again when they end."""
+    engines = await asyncio.gather(*(spawn(config(SLOW), ENGINE, resumes=True) for _ in names))
+    return [fleet.join(name, engine) for name, engine in zip(names, engines, strict=True)]
 
 
 def lose(replica: Replica, reason: str = "the machine is gone") -> None:
@@ -166,6 +166,8 @@ async def test_streams_go_on_when_an_engine_is_lost(fleet: FleetClient, join: Jo
     assert first.status == "gone" and not first.parts
     await check(running)
     assert second.requests >= 4 and fleet.moves["ended"] == 4
+    timings = [end.timing for task in running for end in task.result().ends.values()]
+    assert {(timing.engine, timing.moves) for timing in timings if timing} == {("b", 1)}
     assert fleet.state.status == "ready"
 
 
@@ -184,7 +186,7 @@ async def test_streams_wait_for_an_engine(fleet: FleetClient, join: Join) -> Non
 
 
 async def test_streams_that_wait_too_long_are_told(fleet: FleetClient, join: Join, monkeypatch) -> None:
-    monkeypatch.setattr(requests_of_fleets, "HOLD_SECONDS", 0.2)
+    monkeypatch.setattr(fleet._requests, "_hold_seconds", 0.2)
     first = await join("a")
     running = await streams(fleet, 2)
     lose(first)
@@ -207,6 +209,26 @@ async def test_streams_stay_in_their_pool(join: Join, fleet: FleetClient) -> Non
     assert (await ask(fleet, asked)).choices[0] == expected(asked), "a new request may go there"
     await join("c")
     await check(running)
+
+
+async def test_a_rolling_update_changes_the_revision_of_no_stream(join: Join, fleet: FleetClient) -> None:
+    """Engine by engine: a new one joins, an old one is drained by this front and leaves when its streams have ended."""
+    for name in ("old-1", "old-2"):
+        await join(name)
+    running = await streams(fleet, 4, 200)
+    for number in (1, 2):
+        new = await start_thread(config(SLOW), BACKEND)
+        identity = msgspec.structs.replace(new.info.identity, weights="of the new revision")
+        new.info = msgspec.structs.replace(new.info, identity=identity, revision="new")
+        fleet.join(f"new-{number}", new)
+        fleet.drain(f"old-{number}", 0.05)
+        asked = request(f"begun meanwhile {number}", 5, 5)
+        assert (await ask(fleet, asked)).choices[0] == expected(asked)
+        if number == 1:
+            await until(lambda: not fleet.replicas[0].parts, "streams to go on at the other old engine")
+    answers = await asyncio.gather(*running)
+    assert {end.timing.engine for answer in answers for end in answer.ends.values() if end.timing} == {"old-2"}
+    assert (await ask(fleet, request("after", 5, 5))).ends[0].timing.engine.startswith("new-")
 
 
 async def test_a_drained_engine_gets_nothing_and_its_streams_move_in_time(fleet: FleetClient, join: Join) -> None:
@@ -269,7 +291,7 @@ async def test_a_consumer_that_leaves_aborts_its_request_after_a_move(fleet: Fle
 
 
 async def test_a_killed_engine_costs_no_token_and_comes_back(fleet: FleetClient) -> None:
-    replicas = [await process(fleet, name) for name in ("a", "b")]
+    replicas = await processes(fleet, "ab")
     running = await streams(fleet, 8)
     victim = max(replicas, key=lambda replica: len(replica.parts))
     pid = victim.engine.info.pid
@@ -283,7 +305,7 @@ async def test_a_killed_engine_costs_no_token_and_comes_back(fleet: FleetClient)
 
 async def test_an_engine_that_makes_no_step_is_left(fleet: FleetClient) -> None:
     """Its process is stopped: it accepts requests, and nothing comes."""
-    replicas = [await process(fleet, name) for name in ("a", "b")]
+    replicas = await processes(fleet, "ab")
     for number in range(8):
         await ask(fleet, request(f"warm{number}", 5 + number, 5))
     running = await streams(fleet, 6)
@@ -300,7 +322,7 @@ async def test_an_engine_that_makes_no_step_is_left(fleet: FleetClient) -> None:
 
 
 async def test_a_prompt_that_ends_engines_ends_two_at_most(fleet: FleetClient) -> None:
-    replicas = [await process(fleet, name) for name in ("a", "b", "c")]
+    replicas = await processes(fleet, "abc")
     running = await streams(fleet, 6)
     with pytest.raises(EndsEngines):
         await ask(fleet, request("fatal", 4, 4, seed=FATAL_SEED))

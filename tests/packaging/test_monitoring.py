@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.frontend.http.access import OPEN_PATHS
+from penstock.messages import EngineStats
+from penstock.observe.fleet import FleetSeries
 from penstock.observe.metrics import Metrics
 from tests.observe.test_metrics import Engine
 
@@ -62,6 +65,9 @@ def there() -> set[str]:
     metrics.http_request("GET", "/", 200)
     model = metrics.model("m", Engine())
     model.choice_finished("chat", "stop", 2, 0.1)
+    engine = SimpleNamespace(name="a", requests=1, moved=0, prompt_tokens=9, cached_tokens=3, status="ready")
+    engine.open_requests, engine.stats = 1, EngineStats()
+    FleetSeries(metrics.registry, SimpleNamespace(replicas=[engine], moves={"ended": 1}, held=0, expected=2))
     names: set[str] = set()
     for family in text_string_to_metric_families(metrics.render()[0].decode()):
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])

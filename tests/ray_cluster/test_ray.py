@@ -33,6 +33,14 @@ def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies(tiny_chec
     assert "no rank is left" in session.stdout
 
 
+@pytest.mark.rare
+def test_a_fleet_on_three_nodes_loses_one_and_no_stream(tmp_path: Path) -> None:
+    command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.fleet_session", str(tmp_path)]
+    session = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert session.returncode == 0, session.stdout + session.stderr
+    assert "no engine is left" in session.stdout
+
+
 async def test_where_there_is_no_cluster_the_user_is_told(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ ENGINE_HOST: Flags = {
         for name in (
             *("fleet_key", "allow_insecure_bind", "tls_certificate", "tls_key", "watermark", "watermark_key"),
             *("max_waiting", "max_waiting_tokens", "target_itl", "step_deadline", "drain_timeout"),
+            "preemption_notice",
         )
     },
 }

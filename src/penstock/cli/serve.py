@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.cli.options import Flags
+from penstock.cli.serving.preemption import watch_for_preemption
 from penstock.cli.serving.report import log, log_start, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
@@ -53,7 +54,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
             child.take_over().close()  # the engines of its language models start with their own settings
             _serve_repository(given, flags, began)
             return
-        alone = not given.settings.engines and (given.settings.replicas or 1) == 1
+        alone = not given.settings.engines and given.settings.replicas in (None, "1")
         if not alone:  # it was started before the settings were read
             child.process.kill()
             child.process.wait()
@@ -81,6 +82,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
             rows = [row for plan in prepared.resolved.ranks for row in plan.rows[:-1]]  # the last one is free
             promise(sum(row.bytes for row in rows))
         show_memory(prepared.resolved)
+        watch_for_preemption(prepared.resolved.server.preemption_notice)
         try:
             if supervisor is None:
                 uvloop.run(_main(start, dropped_lines))
@@ -104,10 +106,11 @@ def _prepared(given: "Given") -> "PreparedModel":
     from penstock.prepare.model import find_given, prepare_found
 
     settings, hardware = given.settings, None
-    if settings.replicas is not None and settings.replicas > 1:
+    if settings.replicas not in (None, "1"):
         from penstock.cli.serving.replicas import share_of
+        from penstock.config.sizes import replica_limits
 
-        hardware = share_of(detect_device(settings.device), settings.replicas)
+        hardware = share_of(detect_device(settings.device), replica_limits(settings.replicas)[1])
     elif settings.repository:
         from penstock.cli.serving.shares import language_models, machine_share
 
@@ -150,7 +153,7 @@ class _ServerStart(NamedTuple):
 
         engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
         check = ManifestCheck(self.prepared.path)
-        if self.prepared.resolved.server.replicas > 1:
+        if self.prepared.resolved.server.replicas != "1":
             from penstock.cli.serving.replicas import start_replicas
 
             with reporting("starting the engines") if plain else contextlib.nullcontext():
@@ -198,7 +201,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     server = prepared.resolved.server
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     grpc = _freed(start.grpc_sock)
-    if server.replicas > 1:
+    if server.replicas != "1":
         from penstock.cli.serving.replicas import add_series
 
         add_series(metrics, client)
@@ -214,7 +217,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log_start(prepared, client.info, start.sock, grpc, answering.tls, start.began)
 
-    sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after))
+    # Several engines end one by one, see `start_replicas`.
+    sleeping = asyncio.create_task(_sleep_when_unused(serving, server.sleep_after if server.replicas == "1" else None))
     try:
         if repository is not None:
             async with answering_early(start.sock, None if tls is None else tls.context):
@@ -243,6 +247,7 @@ def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
     check_tls(server)
     listen(sock)
     dropped_lines = configure_logging(server.log_level, server.log_format)
+    watch_for_preemption(server.preemption_notice)
     try:
         uvloop.run(_repository_main(server, flags, sock, grpc_sock, dropped_lines, began))
     except (EngineError, OSError) as error:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from penstock.cluster.replica import FleetEngine, Replica
-from penstock.cluster.requests import FleetRequests
+from penstock.cluster.requests import HOLD_SECONDS, FleetRequests
 from penstock.cluster.route import Route, choose
 from penstock.cluster.totals import FleetQueue, common_info, total_answer, total_stats
 from penstock.messages import (
@@ -49,9 +49,10 @@ class FleetClient:
         front: str = "",
         seed: int | None = None,
         move_anywhere: bool = False,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        """`route` chooses engines; `seed` is the first that it gets, by default a random one. See Placing for the
-        others."""
+        """`route` chooses engines; `seed` is the first that it gets, by default a random one. A
+        request waits for `hold_seconds` for an engine that can take it. See Placing for the others."""
         self.clock = clock
         self.front = front or secrets.token_hex(4)
         self._replicas: dict[str, Replica] = {}
@@ -62,6 +63,7 @@ class FleetClient:
             front=self.front,
             seed=secrets.randbits(48) if seed is None else seed,
             move_anywhere=move_anywhere,
+            hold_seconds=hold_seconds,
         )
         self._info: EngineInfo | None = None
         self._state = EngineState("restarting")
@@ -70,6 +72,7 @@ class FleetClient:
         self._restarts = 0  # of those
         self._on_change: Callable[[], None] = lambda: None
         self._asking: set[asyncio.Task[None]] = set()  # for reports of blocks
+        self._keeping: set[asyncio.Task[None]] = set()  # what lets engines join and leave
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
@@ -134,6 +137,9 @@ class FleetClient:
     async def close(self) -> None:
         """Close all engines. Streams still open end with EngineError. May be called twice."""
         self._timer.cancel()
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
         self._requests.fail_all("the engine is closed")
         self._refresh()
         asking = list(self._asking)
@@ -198,6 +204,33 @@ class FleetClient:
             self._requests.move(replica, "ended")
             self._refresh()
 
+    def keep(self, keeping: Coroutine[None, None, None]) -> None:
+        """Run what lets engines join and leave, until `close`."""
+
+        async def run() -> None:
+            try:
+                await keeping
+            except Exception:
+                log.exception("engines can no longer join or leave, since what keeps them has failed")
+
+        self._keeping.add(self._loop.create_task(run()))
+
+    @property
+    def expected(self) -> int | None:
+        """How many engines there will be; None: unknown."""
+        return self._requests.expected
+
+    def drain(self, name: str, grace: float) -> None:
+        """Send an engine no new requests. Those that it has may stay for `grace` seconds, and then go on elsewhere."""
+        if (replica := self._replicas.get(name)) is not None and replica.leaves_at is None:
+            replica.drain(grace, self.clock())
+
+    def expect(self, count: int) -> None:
+        """Note how many engines there will be. Requests wait for them; a fleet that shall have none is asleep."""
+        if count != self._requests.expected:
+            self._requests.expected = count
+            self._refresh()
+
     def _engine_changed(self, replica: Replica) -> None:
         """Run when an engine's state has changed."""
         if self._replicas.get(replica.name) is not replica:
@@ -245,6 +278,8 @@ class FleetClient:
             status = "ended"
         elif here:
             status = "asleep" if all(engine.state.status == "asleep" for engine in here) else "ready"
+        elif self._requests.expected == 0:
+            status = "asleep"
         restarts = sum(replica.engine.state.restarts for replica in self._replicas.values())
         before, self._state = self._state, EngineState(status, self._restarts + restarts)
         if self._state != before:

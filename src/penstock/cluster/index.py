@@ -8,6 +8,7 @@ Blocks of a request that was just sent count as stored for a short time, since p
 together, before the engine reports anything.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from penstock.messages import BlockChanges
@@ -92,26 +93,19 @@ class BlockIndex:
     def match(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
         """Return how many of the first `keys` each engine has, without those that have none.
 
-        A block is evicted before those that it follows, so the number is found by bisection.
+        A block is evicted before those that it follows, and bookings begin with the first block, so each set has the
+        keys up to some place, which is found by bisection.
         """
         found: dict[str, int] = {}
         if not keys:
             return found
         self._expire(now)
-        most = len(keys)
+        first, backwards, most = keys[0], keys[::-1], len(keys)
         for name, engine in self._engines.items():
-            stored, booked, before = engine.stored, engine.booked, engine.booked_before
-            low, high = 0, most + 1  # it has `low` of them, and not `high`
-            middle = 1
-            while high - low > 1:
-                key = keys[middle - 1]
-                if key in stored or key in booked or key in before:
-                    low = middle
-                else:
-                    high = middle
-                middle = (low + high) // 2
-            if low:
-                found[name] = low
+            for known in (engine.stored, engine.booked, engine.booked_before):
+                if first in known:  # then those that it has are at the end of `backwards`
+                    count = most - bisect_left(backwards, True, key=known.__contains__)
+                    found[name] = max(found.get(name, 0), count)
         return found
 
     def _expire(self, now: float) -> None:

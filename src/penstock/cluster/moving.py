@@ -48,6 +48,7 @@ class MovingStream:
         self.crashes = 0  # engines that ended while they computed its prompt, one after the other
         self.excluded: set[str] = set()  # engines that have refused or failed it; cleared when another has begun it
         self.keys: dict[tuple[int, str], list[bytes]] = {}  # of its blocks, by block size and weights
+        self.cached: dict[str, int] = {}  # tokens that each engine probably had when it was placed last
         self.held_since = 0.0
         self.why_held = ""
         self._woken: asyncio.Future[None] | None = None  # while `read` blocks
@@ -82,7 +83,10 @@ class MovingStream:
         for part in self.parts:
             if part.stream.unread:
                 for delta in part.stream.take():
-                    record.push(replace(delta, request_id=name))
+                    timing = delta.timing
+                    if timing is not None:
+                        timing = replace(timing, engine=part.replica.name, moves=self.moves)
+                    record.push(replace(delta, request_id=name, timing=timing))
 
     def wake(self) -> None:
         woken = self._woken

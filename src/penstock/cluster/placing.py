@@ -44,10 +44,11 @@ class Placing:
         """Return the engines that may get a request, the best first."""
         now, record = self._clock(), stream.record
         view = FleetView(tuple([replica.view(now) for replica in self._replicas.values()]))
+        stream.cached = self._cached(stream, now) if len(view.replicas) > 1 else {}
         request = RouteRequest(
             prompt_tokens=len(stream.request.prompt_ids) + record.longest_output,
             max_tokens=stream.request.sampling.max_tokens or 0,
-            cached=self._cached(stream, now) if len(view.replicas) > 1 else {},
+            cached=stream.cached,
             pool=stream.pool if record.has_tokens else "",
             excluded=frozenset(stream.excluded),
         )
@@ -83,8 +84,7 @@ class Placing:
     def _send(self, stream: MovingStream, replica: Replica) -> None:
         """Open a request, or what is left of it, on one engine. Raises what that raises, and then nothing is open."""
         now, record = self._clock(), stream.record
-        keys = stream.keys.get(_kind(replica), [])
-        cached = self.index.match(keys, now).get(replica.name, 0) * _kind(replica)[0] if keys else 0
+        cached = stream.cached.get(replica.name, 0)
         parts: list[StreamPart] = []
         try:
             for request in record.requests():
@@ -99,7 +99,7 @@ class Placing:
             for part in parts:
                 replica.engine.release(part.stream)
             raise
-        self.index.book(replica.name, keys, now)
+        self.index.book(replica.name, stream.keys.get(_kind(replica), []), now)
         stream.parts, stream.pool = parts, replica.engine.info.identity.fingerprint
         for part in parts:
             replica.sent(part, now)

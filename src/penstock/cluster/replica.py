@@ -57,6 +57,7 @@ class Replica:
         self.region, self.node = region, node
         self.parts: dict[StreamPart, None] = {}  # requests of this front that are there, the oldest first
         self.leaves_at: float | None = None  # when its requests must have left; None: it is not draining
+        self._drained_at: float | None = None  # the same, as this front has ordered it
         self.gone = asyncio.Event()  # set when it has ended for good, or cannot be reached
         self.hung = False  # it has made no step for too long
         self.incarnation = 0  # of the engine whose blocks are reported
@@ -123,9 +124,14 @@ class Replica:
         self._view = None
         within = self.engine.state.leave_within
         if within is None:
-            self.leaves_at = None
+            self.leaves_at = self._drained_at
         else:  # the grace of a drain may become shorter
             self.leaves_at = min(now + within, math.inf if self.leaves_at is None else self.leaves_at)
+
+    def drain(self, grace: float, now: float) -> None:
+        """Send no new requests. Those that are there may stay for `grace` seconds."""
+        self._drained_at = now + grace
+        self.changed(now)
 
     # -- what is known of it --------------------------------------------------------------------------------------
 

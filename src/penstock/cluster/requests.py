@@ -20,7 +20,7 @@ from penstock.messages import (
     TokenDelta,
 )
 
-HOLD_SECONDS = 60.0  # for which a request waits for an engine that can take it, unless one is being started
+HOLD_SECONDS = 60.0  # for which a request waits for an engine that can take it, by default
 MOST_HELD = 1024  # requests that wait for an engine
 MOST_CHOICES = 1 << 16  # of a request; an engine's own limit is lower
 MOST_MOVES = 16  # of a request
@@ -42,12 +42,15 @@ class FleetRequests:
         front: str,
         seed: int,
         move_anywhere: bool,
+        hold_seconds: float,
     ) -> None:
-        """See Placing."""
+        """A request waits for `hold_seconds` for an engine that can take it. See Placing for the others."""
         self._replicas, self._clock = replicas, clock
         self.placing = Placing(replicas, route, self._news, clock, front=front, seed=seed, move_anywhere=move_anywhere)
         self.moves = {"ended": 0, "hung": 0, "draining": 0}  # requests that had to move, by what their engine did
         self.failure = ""  # why the client has ended
+        self.expected: int | None = None  # engines that there will be; None: unknown
+        self._hold_seconds = hold_seconds
         self._streams: dict[str, MovingStream] = {}
         self._held: dict[MovingStream, None] = {}  # in the order in which they are placed
         self._budget = MoveBudget(clock())
@@ -227,12 +230,13 @@ class FleetRequests:
 
     def give_up_held(self) -> None:
         """End the requests that have waited too long for an engine, unless one is being started."""
-        if any(replica.status == "starting" for replica in self._replicas.values()):
+        statuses = [replica.status for replica in self._replicas.values()]
+        if "starting" in statuses or statuses.count("ready") < (self.expected or 0):
             return
         now = self._clock()
-        for stream in [each for each in self._held if now - each.held_since >= HOLD_SECONDS]:
+        for stream in [each for each in self._held if now - each.held_since >= self._hold_seconds]:
             del self._held[stream]
-            message = f"no engine of the fleet could take the request for {HOLD_SECONDS:g} s"
+            message = f"no engine of the fleet could take the request for {self._hold_seconds:g} s"
             stream.record.fail(EngineError(f"{message}: {stream.why_held}"))
 
     def deadlines(self, stream: MovingStream) -> list[asyncio.TimerHandle]:

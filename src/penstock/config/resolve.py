@@ -16,6 +16,7 @@ from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
+from penstock.config.sizes import replica_limits
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
 from penstock.declared.settings import DEFAULTS as CONSTANTS
@@ -24,7 +25,7 @@ from penstock.declared.settings import ENGINE, SETTINGS
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
     *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
-    *("target_itl", "step_deadline", "sleep_after", "event_log"),
+    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log"),
 )
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -214,12 +215,14 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
             "set --tls-certificate, or leave it out"
         )
     _check_tenants(values, sources)
-    if values["replicas"] > 1 and (values["api_processes"] > 1 or values["sleep_after"] or values["event_log"]):
+    least, most = replica_limits(values["replicas"])
+    several = (least, most) != (1, 1)
+    if several and (values["api_processes"] > 1 or (values["sleep_after"] and least) or values["event_log"]):
         raise ConfigError(
             f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
-            "--sleep-after and --event-log: leave them out, or start each engine with penstock engine"
+            "--event-log and, unless it is 0:MAX, --sleep-after: leave them out, or start engines with penstock engine"
         )
-    if values["repository"] and values["replicas"] > 1:
+    if values["repository"] and several:
         raise ConfigError(
             f"--repository ({sources['repository']}) does not go with --replicas ({sources['replicas']}): leave one of "
             "them out, or start a server for each"

@@ -65,7 +65,10 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     access_log: float = DEFAULTS["access_log"]  # the share of answered requests that the log shows
     vllm_metrics: bool = DEFAULTS["vllm_metrics"]  # series have vLLM's names, too
     shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
-    replicas: int = DEFAULTS["replicas"]  # engines on this machine
+    preemption_notice: str = DEFAULTS["preemption_notice"]  # a file or URL; "": none
+    replicas: str = DEFAULTS["replicas"]  # engines on this machine, see `replica_limits`
+    scale_down_after: float = DEFAULTS["scale_down_after"]  # seconds for which fewer engines must have been enough
+    hold_timeout: float = DEFAULTS["hold_timeout"]  # seconds that a request waits for an engine of the fleet
     engines: str = DEFAULTS["engines"]  # elsewhere; "": the server has its own
     route: Literal["cost", "round-robin", "least-loaded"] = DEFAULTS["route"]
     move_anywhere: bool = DEFAULTS["move_anywhere"]  # requests go on with other weights or numerics

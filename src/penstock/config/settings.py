@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from penstock.config.origins import read_hosts, read_networks, read_origins
-from penstock.config.sizes import parse_bytes
+from penstock.config.sizes import parse_bytes, replica_limits
 from penstock.config.texts import check_key, check_revision
 from penstock.declared.setting import Setting
 from penstock.declared.settings import SETTINGS, WIRE_NAMES
@@ -38,6 +38,11 @@ def _wires(value: Any) -> Any:
     return ",".join(names)
 
 
+def _replicas(value: Any) -> Any:
+    replica_limits(str(value))
+    return str(value).strip()
+
+
 def _names(value: Any) -> Any:
     names = [
         part.strip()
@@ -61,6 +66,7 @@ _SPECIAL: Mapping[str, Any] = {
     "cors_origin": Annotated[tuple[str, ...], BeforeValidator(read_origins)],
     "load_model": Annotated[tuple[str, ...], BeforeValidator(_names)],
     "wires": Annotated[str, BeforeValidator(_wires)],
+    "replicas": Annotated[str, BeforeValidator(_replicas)],
 }
 
 
@@ -106,7 +112,7 @@ class GivenSettings(BaseModel):
         watermark: str | None
         watermark_key: str | None
         allow_insecure_bind: bool | None
-        replicas: int | None
+        replicas: str | None
         engines: str | None
         fleet_key: str | None
 

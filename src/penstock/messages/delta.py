@@ -28,6 +28,8 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accepted_prediction: int = 0  # drafts from the request's prediction that were accepted
     rejected_prediction: int = 0
     usage: ComputeUsage | None = None  # None: the engine does not measure it
+    engine: str = ""  # of a fleet, on which the choice has ended; "": there is one engine
+    moves: int = 0  # how often the request went on at another engine
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

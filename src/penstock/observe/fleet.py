@@ -38,6 +38,8 @@ class MeasuredFleet(Protocol):
     def moves(self) -> Mapping[str, int]: ...
     @property
     def held(self) -> int: ...
+    @property
+    def expected(self) -> int | None: ...
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[MeasuredReplica], float]], ...] = (
@@ -89,5 +91,8 @@ class FleetSeries:
         for reason, count in self._fleet.moves.items():
             moves.add_metric([reason], count)
         yield moves
+        if (wanted := self._fleet.expected) is not None:
+            text = "Engines that there should be, with --replicas MIN:MAX."
+            yield GaugeMetricFamily("penstock_fleet_replicas_wanted", text, value=wanted)
         text = "Requests that wait because no engine can take them now."
         yield GaugeMetricFamily("penstock_fleet_requests_held", text, value=self._fleet.held)

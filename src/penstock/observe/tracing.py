@@ -147,11 +147,13 @@ class Tracer:
             inside = self._api.set_span_in_context(span)
             for ended, timing in choices:
                 moment = ended - timing.decode - timing.prefill - timing.queued
+                where: dict[str, Any] = (
+                    {"penstock.engine": timing.engine, "penstock.moves": timing.moves} if timing.engine else {}
+                )
                 for part in ("queued", "prefill", "decode"):
                     seconds = getattr(timing, part)
-                    child = self._tracer.start_span(
-                        "queue" if part == "queued" else part, inside, start_time=at(moment)
-                    )
+                    name = "queue" if part == "queued" else part
+                    child = self._tracer.start_span(name, inside, start_time=at(moment), attributes=where)
                     moment += seconds
                     child.end(at(moment))
         span.end(at(now))

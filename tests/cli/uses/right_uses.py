@@ -67,7 +67,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
     "plan tiny --repository repository --load-model ours",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
-    "plan tiny --replicas 2",
+    "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
 MODELS: Sequence[str] = (  # in this order
     "models",

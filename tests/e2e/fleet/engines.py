@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.weights.packaged import EMBEDDED
@@ -23,6 +23,10 @@ class EngineHostProcess:
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
         self.address = wait_for(self._address, PATIENCE, "an engine to listen")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     def _address(self) -> str:
         if self.process.poll() is not None:
@@ -42,19 +46,22 @@ class EngineHostProcess:
         os.kill(self.process.pid, number)
 
 
-def start_engine(log: Path, *flags: str, model: str = EMBEDDED) -> subprocess.Popen[bytes]:
+def start_engine(log: Path, *flags: str, model: str = EMBEDDED, port: int = 0) -> subprocess.Popen[bytes]:
     """Start `penstock engine`. It may take seconds until it listens."""
-    command = [sys.executable, "-m", "penstock", "engine", model, "--listen", "127.0.0.1:0", "--threads", "1", *flags]
+    listen = ("--listen", f"127.0.0.1:{port}", "--threads", "1", "--kv-cache-memory", "64MiB")
+    command = [sys.executable, "-m", "penstock", "engine", model, *listen, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PENSTOCK_FLEET_KEY": KEY}
     with log.open("wb") as sink:
         return subprocess.Popen(bound(command), stdout=sink, stderr=sink, env=environment, start_new_session=True)
 
 
 @contextlib.contextmanager
-def engines(folder: Path, count: int, *flags: str) -> Iterator[list[EngineHostProcess]]:
-    """So many engines, which listen. At the end none of their processes is left."""
+def engines(
+    folder: Path, count: int, *common: str, flags: Sequence[Sequence[str]] | None = None
+) -> Iterator[list[EngineHostProcess]]:
+    """So many engines, which listen, with flags of all and of each. At the end none of their processes is left."""
     logs = [folder / f"engine-{number}" for number in range(count)]
-    processes = [start_engine(log, "--kv-cache-memory", "64MiB", *flags) for log in logs]
+    processes = [start_engine(log, *common, *own) for log, own in zip(logs, flags or [()] * count, strict=True)]
     inner: list[int] = []
     try:
         hosts = [EngineHostProcess(process, log) for process, log in zip(processes, logs, strict=True)]

@@ -4,7 +4,6 @@ tokens that it has without a fault, whatever it asks for."""
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,42 +14,11 @@ import pytest
 from penstock.cluster.client import FleetClient
 from penstock.cluster.members import Members, find_addresses
 from penstock.engine.remote.connector import connect_engine
-from penstock.messages import Drain, GenerateRequest, Grammar, SamplingParams
+from penstock.messages import Drain
 from tests.e2e.fleet.engines import KEY, EngineHostProcess, engines
+from tests.e2e.fleet.requests import TOKENS, made, said
+from tests.e2e.fleet.trials import KINDS, run
 from tests.engine.simulated import Answer, ask, until
-
-TOKENS = 60
-SCHEMA = (
-    '{"type": "object", "properties": {"title": {"type": "string", "maxLength": 60}, "pages": {"type": "integer"}, '
-    '"words": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 6}}, '
-    '"required": ["title", "pages", "words"], "additionalProperties": false}'
-)
-TOOL = 'start: "save(" /[a-z]{1,40}/ ", " /[0-9]{1,9}/ ")"'
-GRAMMARS = (None, Grammar("json_schema", SCHEMA), Grammar("lark", TOOL), None, Grammar("regex", "[a-z ]{10,200}"))
-
-
-def made(number: int, tokens: int = TOKENS) -> GenerateRequest:
-    """The requests are of every kind in turn: greedy and sampled, held to a grammar, with logprobs, with choices."""
-    drawn = random.Random(number)
-    grammar = GRAMMARS[number % len(GRAMMARS)]
-    return GenerateRequest(
-        request_id=f"r{number}",
-        prompt_ids=tuple(drawn.randrange(300, 3000) for _ in range(drawn.randrange(4, 80))),
-        sampling=SamplingParams(
-            seed=number,
-            max_tokens=tokens,
-            temperature=0.0 if number % 3 == 0 else 0.9,
-            ignore_eos=grammar is None,
-            logprobs=2 if number % 2 else None,
-            presence_penalty=0.5 if number % 7 == 0 else 0.0,
-        ),
-        grammar=grammar,
-        n=3 if number % 4 == 1 else 1,
-    )
-
-
-def said(answer: Answer) -> tuple[object, ...]:
-    return answer.choices, answer.logprobs, answer.reasons
 
 
 @pytest.fixture(scope="module")
@@ -198,25 +166,10 @@ async def test_a_lost_host_and_a_drained_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.rare
-async def test_a_hundred_faults_cost_no_token(hosts: list[EngineHostProcess]) -> None:
-    """50 streams, and a fault at a random moment of a random kind."""
-    drawn = random.Random(7)
-    async with front(",".join(host.address for host in hosts)) as fleet:
-        await joined(fleet, 2)
-        expected = await undisturbed(fleet, 50)
-        for trial in range(100):
-            host, kind = hosts[trial % 2], drawn.choice(["kill engine", "stop engine", "stop host"])
-
-            async def harm(host: EngineHostProcess = host, kind: str = kind) -> None:
-                if kind == "stop host":
-                    host.kill(signal.SIGSTOP)
-                else:
-                    os.kill(host.engine_pid, signal.SIGKILL if kind == "kill engine" else signal.SIGSTOP)
-
-            got, _ = await disturbed(fleet, 50, drawn.uniform(0.02, 0.9), harm)
-            assert got == expected, f"trial {trial}: {kind}"
-            host.kill(signal.SIGCONT)
-            with contextlib.suppress(ProcessLookupError, StopIteration):
-                os.kill(host.engine_pid, signal.SIGCONT)
-            await joined(fleet, 2)
-            await asyncio.sleep(8.0)  # an engine that ends too often within a minute is given up
+async def test_faults_of_every_kind_at_random_moments_cost_no_token(tmp_path: Path) -> None:
+    """Each kind once, under 50 streams. `python -m tests.e2e.fleet.trials` goes on with them."""
+    trials = await run(tmp_path, len(KINDS), seed=11)
+    assert len(trials) == len(KINDS)
+    for trial in trials:
+        assert trial.same, trial
+        assert trial.detection is None or trial.detection < 3 * (KINDS[trial.kind] or 60.0), trial

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,16 +72,24 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineHostP
 BODY = {"model": "python-8m", "prompt": "def add(a, b):\n", "max_tokens": 150, "seed": 5, "ignore_eos": True}
 
 
-def test_a_front_has_the_answers_of_a_server_with_an_engine(hosts: list[EngineHostProcess], tmp_path: Path) -> None:
-    with serving(tmp_path / "server", "--kv-cache-memory", "64MiB") as server:
-        expected = server.post("/v1/completions", BODY).json()
-        listed = server.get("/v1/models").json()["data"][0]
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer of a server with an engine of its own."""
+    with serving(tmp_path_factory.mktemp("server") / "log", "--kv-cache-memory", "64MiB") as server:
+        answer: dict[str, Any] = server.post("/v1/completions", BODY).json()
+        assert server.get("/v1/models").json()["data"][0]["id"] == "python-8m"
+        return answer
+
+
+def test_a_front_has_the_answers_of_a_server_with_an_engine(
+    hosts: list[EngineHostProcess], expected: dict[str, Any], tmp_path: Path
+) -> None:
     with fronting(tmp_path / "front", ",".join(host.address for host in hosts)) as front:
         assert children(front.process.pid) == [], "it has no engine"
         answer = front.post("/v1/completions", BODY).json()
         assert answer["choices"] == expected["choices"]
         assert answer["system_fingerprint"] == expected["system_fingerprint"]
-        assert front.get("/v1/models").json()["data"][0]["id"] == listed["id"]
+        assert front.get("/v1/models").json()["data"][0]["id"] == "python-8m"
         text = front.get("/metrics").text
         assert gauge(text, "penstock_replica_requests_total") == 1
         assert text.count('status="ready"} 1.0') == 2
@@ -137,18 +146,27 @@ def test_a_drained_engine_ends_when_its_streams_have(tmp_path: Path) -> None:
         assert "requests, which may stay for 60 s" in host.log.read_text()
 
 
-def test_replicas_on_one_machine(tmp_path: Path) -> None:
-    with serving(tmp_path / "one", "--kv-cache-memory", "64MiB") as server:
-        expected = server.post("/v1/completions", BODY).json()["choices"]
+def test_replicas_on_one_machine(expected: dict[str, Any], tmp_path: Path) -> None:
     with serving(tmp_path / "two", "--replicas", "2", "--kv-cache-memory", "64MiB") as server:
         pids = children(server.process.pid)
         assert len(pids) == 2
         assert sorted(len(os.sched_getaffinity(pid)) for pid in pids) == [len(os.sched_getaffinity(0)) // 2] * 2
         for _ in range(2):
-            assert server.post("/v1/completions", BODY).json()["choices"] == expected
+            assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"]
         assert gauge(server.get("/metrics").text, "penstock_replica_requests_total") == 2
         os.kill(pids[0], signal.SIGKILL)
-        assert server.post("/v1/completions", BODY).json()["choices"] == expected
+        assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"]
+
+
+def test_replicas_to_zero_and_back(expected: dict[str, Any], tmp_path: Path) -> None:
+    flags = ("--replicas", "0:2", "--sleep-after", "1", "--scale-down-after", "1", "--kv-cache-memory", "64MiB")
+    with serving(tmp_path / "log", *flags) as server:
+        assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"]
+        wait_for(lambda: not children(server.process.pid), PATIENCE, "the last engine to end")
+        assert server.get("/readyz").json() == {"status": "asleep"}
+        assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"], "it waits for an engine"
+        assert gauge(server.get("/metrics").text, "penstock_fleet_replicas_wanted") >= 1
+        assert "engines are wanted" in server.log.read_text() and "a request waits" in server.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Defines the arguments of `penstock engine` and `penstock fleet status | drain`."""
+"""Defines the arguments of `penstock engine` and `penstock fleet status | drain | scale`."""
 
 from typing import Annotated
 
@@ -76,3 +76,47 @@ def drain(
     from penstock.cli.fleet.engines import drain as command
 
     raise SystemExit(command(engines, grace, fleet_key, fleet_ca))
+
+
+@fleet.command(cls=PlainUsage, help="Keep as many engines as the load needs, on Kubernetes or Ray, until SIGTERM.")
+def scale(
+    engines: Annotated[str, ENGINES],
+    *,
+    on: Annotated[str, typer.Option(metavar="WHERE", help="kubernetes:[NAMESPACE/]KIND/NAME, or ray.")],
+    replicas: Annotated[str, typer.Option(metavar="N|MIN:MAX", help="So many engines, or as many as the load needs.")],
+    run: Annotated[str, typer.Option(metavar="'MODEL FLAGS'", help="Ray: the engine, as for penstock engine.")] = "",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Ray: processors of an engine.")] = 1,
+    servers: Annotated[
+        str, typer.Option(metavar="URL,...", help="Servers whose waiting requests wake an engine.")
+    ] = "",
+    window: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, max=86_400, help="Fewer engines must have been enough so long.")
+    ] = 300.0,
+    idle: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, max=86_400, help="MIN 0: time without a request to the last end.")
+    ] = 900.0,
+    standby: Annotated[int, typer.Option(metavar="N", min=0, max=64, help="Engines beyond the need.")] = 0,
+    kubernetes_api: Annotated[str, typer.Option(metavar="URL", help="API server, as of kubectl proxy.")] = "",
+    fleet_key: Annotated[str | None, KEY] = None,
+    fleet_ca: Annotated[str, AUTHORITY] = "",
+) -> None:
+    from penstock.cli.fleet.scaling import ScaleSettings, keep_scaled
+
+    raise SystemExit(
+        keep_scaled(
+            ScaleSettings(
+                engines=engines,
+                on=on,
+                replicas=replicas,
+                run=run,
+                threads=threads,
+                servers=servers,
+                window=window,
+                idle=idle,
+                standby=standby,
+                api=kubernetes_api,
+                key=fleet_key,
+                authority=fleet_ca,
+            )
+        )
+    )

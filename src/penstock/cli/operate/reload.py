@@ -113,7 +113,7 @@ class Reloader:
         """Returns what a new version would be loaded from, or None if it is what the version served was loaded from.
         With `beside`, its engine must fit beside the one that runs. Raises ValueError or OSError."""
         given = read_given(self._model, self._flags)
-        if self._loaded.prepared.resolved.server.replicas > 1:
+        if self._loaded.prepared.resolved.server.replicas != "1":
             raise ConfigError("a server with --replicas is not reloaded: start another one, and end this one")
         found = find_given(given)
         if (given.settings, file_states(found.path)) == (self._loaded.settings, self._loaded.states):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
+from penstock.cli.serving.preemption import watch_for_preemption
 from penstock.cli.serving.report import log, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
@@ -57,6 +58,7 @@ def serve_engine(model: str | None, listen: str, flags: Flags, engine: EngineChi
         server = prepared.resolved.server
         configure_logging(server.log_level, server.log_format)
         show_memory(prepared.resolved)
+        watch_for_preemption(server.preemption_notice)
         try:
             uvloop.run(_main(prepared, child, sock, began))
         except (EngineError, OSError) as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.cli.serving.preemption import watch_for_preemption
 from penstock.cli.serving.report import log
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def serve_front(given: "Given", sock: socket.socket, grpc: tuple[str, int] | Non
     listen(sock)
     dropped_lines = configure_logging(server.log_level, server.log_format)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    watch_for_preemption(server.preemption_notice)
     try:
         uvloop.run(_main(given, server, sock, grpc, addresses, tls, dropped_lines))
     except (EngineError, OSError) as error:
@@ -85,9 +87,14 @@ async def _main(
 
     began = time.monotonic()
     front = f"{socket.gethostname()}:{sock.getsockname()[1]}"
-    fleet = FleetClient(ROUTES[settings.route], clock=time.monotonic, move_anywhere=settings.move_anywhere)
+    fleet = FleetClient(
+        ROUTES[settings.route],
+        clock=time.monotonic,
+        move_anywhere=settings.move_anywhere,
+        hold_seconds=settings.hold_timeout,
+    )
     members = Members(fleet, addresses, lambda address: connect_engine(address, settings.fleet_key, tls, front=front))
-    keeping = asyncio.create_task(members.run())
+    fleet.keep(members.run())
     with tempfile.TemporaryDirectory(prefix="penstock-front-") as name:
         try:
             own_tls = check_tls(settings)
@@ -121,6 +128,4 @@ async def _main(
 
             await answering.run(sock, ready)
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
             await fleet.close()

@@ -43,7 +43,7 @@ def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "
         parts.append(Text(one_line(trouble, 200), style="bold red"))
     for model in now.models:
         parts += [Text(), *_model(model, now, before)]
-    if "penstock_replica_requests_open" in now.samples:
+    if "penstock_fleet_requests_held" in now.samples:
         parts += [Text(), _replicas(now)]
     parts += [Text(), Text(_server(now))]
     return Group(*parts)
@@ -89,7 +89,7 @@ def _replicas(now: Scrape) -> "RenderableType":
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("engine", "status", "requests", "running", "waiting", "KV cache", "expected in cache", "moved"):
         table.add_column(name)
-    for labels in now.samples["penstock_replica_requests_open"]:
+    for labels in now.samples.get("penstock_replica_requests_open", ()):
         name = dict(labels)["replica"]
         statuses = now.samples.get("penstock_replica_status", {})
         here = {dict(own)["status"] for own, value in statuses.items() if value and dict(own)["replica"] == name}
@@ -103,7 +103,10 @@ def _replicas(now: Scrape) -> "RenderableType":
         rest = (f"{value('kv_cache_usage'):.1%}", _share(hits), f"{value('requests_moved_total'):.0f}")
         table.add_row(one_line(name, 40), *here, *counts, *rest)
     held = now.value("penstock_fleet_requests_held") or 0.0
-    table.caption = f"{held:.0f} requests wait for an engine" if held else None
+    wanted = now.value("penstock_fleet_replicas_wanted")
+    notes = [f"{wanted:.0f} engines are wanted"] if wanted is not None else []
+    notes += [f"{held:.0f} requests wait for an engine"] if held else []
+    table.caption = "; ".join(notes) or None
     return table
 
 

@@ -62,7 +62,7 @@ class RayRanks:
 
     def __init__(self, config: EngineConfig, module: str = MODULE) -> None:
         world = config.split.world
-        self._ray = _connect()
+        self._ray = connect_ray()
         self._held = contextlib.ExitStack()
         self._held.callback(self._ray.shutdown)
         try:
@@ -141,7 +141,7 @@ class RayRanks:
             return f"is gone with its machine or its actor: {error}"
 
 
-def _connect() -> Any:
+def connect_ray() -> Any:
     """Ray, connected to the cluster that RAY_ADDRESS names, or to the one that runs on this machine."""
     try:
         import ray

@@ -56,7 +56,9 @@ class Listener:
             await lost.wait()
             log.info("front %s has left: %s", front, connection.lost)
         except (EngineError, TimeoutError) as error:
-            log.warning("a front was refused: %s", error or "it did not answer in time")
+            # A connection that only looks whether the engine listens is no trouble.
+            level = logging.DEBUG if connection.lost else logging.WARNING
+            log.log(level, "a front was refused: %s", error or "it did not answer in time")
         finally:
             connection.close()
             del self._open[connection]
