@@ -56,9 +56,9 @@ class LiveRequests:
         victim.phase = Phase.WAITING
         self.waiting.push(victim)
 
-    def charge(self, step: Outstanding, result: StepResult) -> None:
+    def charge(self, step: Outstanding, result: StepResult, now: float) -> None:
         """Charge the policy for a step whose result has come. The order of what waits may change."""
-        self.waiting.charge(step, result.results)
+        self.waiting.charge(step, result.results, now)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from its queue, and its request with the last choice."""

@@ -69,7 +69,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         dequeue(self._sequences, sequence)
 
-    def charge(self, step: Outstanding, results: Items[SequenceResult]) -> None:
+    def charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
         """Charge the policy for a step. If its keys may have changed, sort again; final keys stay."""
         if not self._policy.charge(step):
             return

@@ -187,9 +187,7 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += step.num_tokens
         self._decode_tokens += step.decodes
-        self._live.charge(step, result)
-        if self._accounts is not None:
-            self._accounts.note(step, now)
+        self._live.charge(step, result, now)
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
