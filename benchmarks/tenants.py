@@ -1,17 +1,27 @@
 """Measures what a tenant with few clients feels of one with many, on a real server.
 
-    python benchmarks/tenants.py --json benchmarks/results/avx512/tenants.json
+    python benchmarks/tenants.py --json benchmarks/results/amx/tenants.json --plot docs/images/tenants.svg
+    python benchmarks/tenants.py --light second --json benchmarks/results/amx/tenants_classes.json
 
-Rounds take turns: the light tenant alone; beside a heavy tenant with many clients; the same with classes, where the
-heavy one's requests are of a class that leaves places free and has few prompt tokens in a step; and, as the peer, both
-without tenants: first come, first served. Each client of the heavy tenant sends its next request as soon as it has an
-answer. The light tenant sends one request a second. Figures are its TTFT, and the tokens per second of all.
+Rounds take turns: the light tenant alone; beside a heavy tenant with many clients; and, as the peer, both without a
+tenants file: first come, first served. Clients of the heavy tenant, and the two of the light one, send their next
+request as soon as they have an answer. With `--light second` the light tenant sends one request a second instead, and
+the heavy tenant's requests are of a class for batches, which leaves two places free and gets few prompt tokens in a
+step. `allowed` is what the light tenant may feel at most: twice (with classes 1.5 times) its P99 alone, and one step.
+Clients of the heavy tenant are in a process with the lowest priority. `computed` are tokens that the engine computed
+for a token of output: what preemptions cost, whatever else the machine does. The parts of the light tenant's time are
+from the server's ledger: the queue, until the first step; the rest within the server; and the rest until the client has
+it.
 """
 
 import asyncio
 import contextlib
 import json
+import os
 import random
+import re
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +31,10 @@ from statistics import median
 from typing import Any
 
 import aiohttp
-from overload import Server, serving
+from calm import Watch
+from overload import Server, serving, session
 from results import parser, write
+from servers import start
 
 from penstock.bench.workload import percentile
 from penstock.cli.output import show_table
@@ -31,19 +43,21 @@ from penstock.weights.packaged import EMBEDDED, SMOLLM2
 
 MODELS = {"python-8m": EMBEDDED, "smollm2-135m": SMOLLM2.name}
 PROMPT, OUTPUT = 96, 24  # tokens
-CASES = ("alone", "tenants", "classes", "first come")
+CASES = ("alone", "shared", "first come")
+SETTLING = 3.0  # seconds of load before the light tenant begins to count
+Figures = dict[str, Any]
 
 
-def tenants_file(folder: Path, case: str) -> tuple[Path, dict[str, str]]:
+def tenants_file(folder: Path, case: str, classes: bool) -> tuple[Path, dict[str, str]]:
     """Writes the tenants file of a case. Returns it and the keys by tenant."""
-    keys, tenants = {}, {}
+    keys, tenants = {}, dict[str, dict[str, Any]]()
     for name in ("light", "heavy"):
         keys[name], key_id, stored = new_key()
         tenants[name] = {"keys": [{"name": "k", "id": key_id, "hash": stored}]}
-    content: dict[str, Any] = {"tenants": tenants}
-    if case == "classes":
+    content: Figures = {"tenants": tenants}
+    if classes:
         content["classes"] = {"standard": {"reserved": 2}, "batch": {"rank": 1, "step_tokens": 64}}
-        tenants["heavy"]["class"] = "batch"  # type: ignore[assignment]
+        tenants["heavy"]["class"] = "batch"
     file = folder / f"{case}.yaml"
     file.write_text(json.dumps(content))
     return file, keys
@@ -53,8 +67,7 @@ class Clients:
     """Clients of one tenant, each with one request at a time."""
 
     def __init__(self, http: aiohttp.ClientSession, server: Server, key: str, seed: int) -> None:
-        self.first: list[float] = []  # seconds to the first token
-        self.tokens = 0
+        self.first: list[tuple[float, float]] = []  # when each request was sent, and seconds to its first token
         self._http, self._url = http, server.url + "/v1/completions"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._random = random.Random(seed)
@@ -70,90 +83,179 @@ class Clients:
         began, first = time.monotonic(), 0.0
         async with self._http.post(self._url, json=body, headers=self._headers) as answer:
             answer.raise_for_status()
-            async for _ in answer.content:
+            async for _ in answer.content.iter_any():
                 first = first or time.monotonic() - began
-        self.first.append(first)
-        self.tokens += OUTPUT
+        self.first.append((began, first))
 
     async def flat_out(self) -> None:
         while True:
             await self.send()
 
+    async def each_second(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self.send())
+                await asyncio.sleep(1.0)
 
-async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: int, seed: int) -> dict[str, float]:
-    timeout, connector = aiohttp.ClientTimeout(600), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        light = Clients(http, server, keys.get("light", ""), seed)
-        many = Clients(http, server, keys.get("heavy", ""), seed + 1)
-        await light.send()
-        light.first.clear()
-        load = [asyncio.create_task(many.flat_out()) for _ in range(heavy)]
-        await asyncio.sleep(3.0 if heavy else 0.0)
-        began, before = time.monotonic(), many.tokens
-        asked = []
-        while time.monotonic() - began < seconds:
-            asked.append(asyncio.create_task(light.send()))
-            await asyncio.sleep(1.0)
-        await asyncio.gather(*asked)
-        rate = (many.tokens - before + light.tokens - OUTPUT) / (time.monotonic() - began)
+
+async def engine_counts(http: aiohttp.ClientSession, server: Server) -> dict[str, float]:
+    """Returns the engine's steps so far, their seconds, the tokens that they computed, and preemptions."""
+    async with http.get(server.url + "/metrics") as answer:
+        text = await answer.text()
+    names = ("engine_steps", "engine_step_seconds", "engine_computed_tokens", "num_preemptions")
+    return {name: float(re.findall(rf"^penstock_{name}_total{{.*}} (\S+)$", text, re.MULTILINE)[0]) for name in names}
+
+
+async def heavy_load(server: Server, key: str, clients: int, seed: int) -> None:
+    """Runs the heavy tenant's clients until standard input ends. Prints the times of its answers."""
+    os.nice(10)  # in reality clients have machines of their own: these are not to take time from the server
+    async with session(server) as http:
+        many = Clients(http, server, key, seed)
+        load = [asyncio.create_task(many.flat_out()) for _ in range(clients)]
+        await asyncio.to_thread(sys.stdin.read)
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-    return {"p50": percentile(light.first, 0.5), "p99": percentile(light.first, 0.99), "tok_s": rate}
+    print(json.dumps(many.first))
+
+
+async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: int, seed: int, paced: bool) -> Figures:
+    command = [sys.executable, __file__, "--load", server.url, keys.get("heavy", ""), str(heavy), str(seed + 1)]
+    async with session(server) as http:
+        light = Clients(http, server, keys.get("light", ""), seed)
+        await light.send()
+        load = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        tasks = [asyncio.create_task(light.each_second() if paced else light.flat_out()) for _ in range(2 - paced)]
+        await asyncio.sleep(SETTLING)
+        began, before = time.monotonic(), await engine_counts(http, server)
+        await asyncio.sleep(seconds)
+        after, ended = await engine_counts(http, server), time.monotonic()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        many = json.loads((await asyncio.to_thread(load.communicate, ""))[0])
+    times = {
+        name: [(sent - began, first) for sent, first in found if began <= sent < ended]
+        for name, found in (("light", light.first), ("heavy", many))
+    }
+    used = {name: after[name] - before[name] for name in before}
+    tokens = OUTPUT * sum(began <= sent + first < ended for sent, first in [*light.first, *many])
+    return {
+        "tok_s": tokens / (ended - began),
+        "step": used["engine_step_seconds"] / max(used["engine_steps"], 1),
+        "computed": used["engine_computed_tokens"] / tokens,
+        "preempted": used["num_preemptions"] / max(len(times["light"]), 1),
+        "times": times,
+        "since": time.time() - (time.monotonic() - began),
+    }
+
+
+def ledger_parts(folder: Path, since: float) -> list[tuple[float, float]]:
+    """Returns, for each answer to the light tenant, its seconds in the queue and to the first token in the server."""
+    connection = sqlite3.connect(folder / "ledger.sqlite3")
+    query = (
+        "SELECT queue_ms / 1000, ttft_ms / 1000 FROM requests WHERE tenant = 'light' AND began >= ? AND status = 200"
+    )
+    found = connection.execute(query, (since,)).fetchall()
+    connection.close()
+    return found
 
 
 @contextlib.contextmanager
-def started(model: str, case: str, folder: Path, places: int) -> Iterator[tuple[Server, dict[str, str]]]:
+def started(
+    model: str, case: str, folder: Path, places: int, classes: bool
+) -> Iterator[tuple[Server, dict[str, str], Path]]:
+    state = folder / f"state-{case}"
     flags = ["--threads", "1", "--max-num-seqs", str(places), "--kv-cache-memory", "128MiB", "--speculation", "off"]
-    flags += ["--state-dir", str(folder / f"state-{case}"), "--access-log", "0", "--max-waiting", "1024"]
+    flags += ["--state-dir", str(state), "--access-log", "0", "--max-waiting", "1024"]
     keys: dict[str, str] = {}
     if case != "first come":
-        file, keys = tenants_file(folder, case)
+        file, keys = tenants_file(folder, case, classes)
         flags += ["--tenants", str(file)]
     with serving(model, flags, folder / f"log-{case}") as server:
-        asyncio.run(_ready(server))
-        yield server, keys
+        yield server, keys, state
 
 
-async def _ready(server: Server) -> None:
-    async with aiohttp.ClientSession() as http:
-        for _ in range(1200):
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(server.url + "/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.1)
-    sys.exit(f"the server did not start: {server.log.read_text()}")
+def row_of(case: str, rounds: list[Figures]) -> Figures:
+    """Returns the figures of a case. Percentiles are of the requests of all rounds together."""
+    first = [[seconds for _, seconds in each["times"]["light"]] for each in rounds]
+    parts = [part for each in rounds for part in each.get("parts", ())]
+    columns = {
+        "": [each for values in first for each in values],
+        "queue_": [queue for queue, _ in parts],
+        "server_": [whole for _, whole in parts],
+    }
+    row: Figures = {"case": case, "requests": len(columns[""])}
+    for name, values in columns.items():
+        for rank in (0.5, 0.99):
+            row[f"{name}p{rank * 100:.0f}"] = round(percentile(values, rank), 4) if values else None
+    return row | {
+        "p99_rounds": [round(percentile(values, 0.99), 4) for values in first],
+        **{name: round(median(each[name] for each in rounds), 4) for name in ("step", "computed", "preempted")},
+        "tok_s": round(median(each["tok_s"] for each in rounds)),
+        "tok_s_rounds": [round(each["tok_s"]) for each in rounds],
+    }
+
+
+def plot(file: Path, found: dict[str, list[Figures]]) -> None:
+    """Draws the times to the first token of both tenants in the last round, without and with a tenants file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
+    for axis, (case, title) in zip(axes, (("first come", "without tenants"), ("shared", "with tenants")), strict=True):
+        for name, color in (("heavy", "#d9822b"), ("light", "#0f8a8f")):
+            points = found[case][-1]["times"][name]
+            axis.plot([at for at, _ in points], [first for _, first in points], ".", color=color, label=name, ms=3)
+        axis.set(title=title, xlabel="seconds", yscale="log")
+    axes[0].set_ylabel("time to the first token, s")
+    axes[0].legend(frameon=False, markerscale=3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--load"]:
+        url, key, clients, seed = sys.argv[2:]
+        asyncio.run(heavy_load(Server(url, 0, Path()), key, int(clients), int(seed)))
+        return
     args = parser(__doc__)
     args.add_argument("--model", choices=MODELS, default="python-8m")
-    args.add_argument("--seconds", type=float, default=30.0, help="of a round")
+    args.add_argument("--light", choices=("clients", "second"), default="clients", help="two clients, or one a second")
+    args.add_argument("--seconds", type=float, default=20.0, help="of a round")
     args.add_argument("--rounds", type=int, default=3)
     args.add_argument("--heavy", type=int, default=200, help="clients of the heavy tenant")
     args.add_argument("--places", type=int, default=32, help="sequences that run at a time")
+    args.add_argument("--plot", type=Path, metavar="FILE", help="also draw the last round into this file")
     given = args.parse_args()
-    found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
-    with tempfile.TemporaryDirectory() as folder:
+    paced = given.light == "second"
+    found: dict[str, list[Figures]] = {case: [] for case in CASES}
+    watch, began = Watch(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for number in range(given.rounds):
             for case in CASES if number % 2 == 0 else reversed(CASES):
                 heavy = 0 if case == "alone" else given.heavy
-                with started(MODELS[given.model], case, Path(folder), given.places) as (server, keys):
-                    found[case].append(asyncio.run(measure(server, keys, given.seconds, heavy, number)))
-                print(f"{case}: {found[case][-1]}", flush=True)
-    rows = [
-        {"case": case, **{name: median(each[name] for each in rounds) for name in rounds[0]}}
-        for case, rounds in found.items()
-    ]
-    alone = rows[0]
+                with started(MODELS[given.model], case, folder, given.places, paced) as (server, keys, state):
+                    figures = asyncio.run(measure(server, keys, given.seconds, heavy, number, paced))
+                if keys:
+                    figures["parts"] = ledger_parts(state, figures["since"])
+                found[case].append(figures)
+    rows = [row_of(case, rounds) for case, rounds in found.items()]
+    factor = 1.5 if paced else 2.0
     for row in rows:
-        row["p99_ratio"] = row["p99"] / alone["p99"]
-    columns = [("case", "case"), ("TTFT P50 s", "p50"), ("TTFT P99 s", "p99"), ("/ alone", "p99_ratio")]
-    show_table("A light tenant beside a heavy one", [*columns, ("tok/s", "tok_s")], rows)
-    write(
-        {"model": given.model, "heavy": given.heavy, "places": given.places, "rows": rows, "rounds": found}, given.json
-    )
+        row["allowed"] = round(factor * rows[0]["p99"] + row["step"], 4)
+        row["throughput"] = round(row["tok_s"] / rows[-1]["tok_s"], 4)
+    columns = [("case", "case"), ("requests", "requests"), ("TTFT P50 s", "p50"), ("P99 s", "p99")]
+    columns += [("allowed", "allowed"), ("step s", "step"), ("queue P99", "queue_p99"), ("server P99", "server_p99")]
+    columns += [("tok/s", "tok_s"), ("/ first come", "throughput"), ("computed", "computed")]
+    show_table("A light tenant beside a heavy one", columns, rows)
+    if given.plot:
+        plot(given.plot, found)
+    settings = {name: getattr(given, name) for name in ("model", "light", "heavy", "places", "seconds", "rounds")}
+    write({**settings, "calm_share": watch.share(began, time.perf_counter()), "rows": rows}, given.json)
 
 
 if __name__ == "__main__":

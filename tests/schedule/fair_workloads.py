@@ -81,6 +81,7 @@ def published_order(trace: dict[int, list[tuple[str, Arrival]]], places: int, st
     running: list[_Running] = []
     order: list[str] = []
     last = ""
+    returned = set[str]()  # tenants that had nothing that waited, and have started nothing since
 
     def waiting() -> Iterable[str]:
         return (tenant for tenant, line in queue.items() if line)
@@ -90,12 +91,19 @@ def published_order(trace: dict[int, list[tuple[str, Arrival]]], places: int, st
             line = queue.setdefault(each.tenant, deque())
             if not line:
                 least = min((counters[tenant] for tenant in waiting()), default=counters.get(last, 0.0))
+                returned.add(each.tenant)
                 counters[each.tenant] = max(counters.get(each.tenant, 0.0), least)
             line.append((name, each))
         while len(running) < places and any(waiting()):
             tenant = min(
-                waiting(), key=lambda tenant: (counters[tenant], queue[tenant][0][1].step, queue[tenant][0][0][1:])
+                waiting(),
+                key=lambda tenant: (
+                    counters[tenant],
+                    tenant not in returned,  # the paper leaves ties open
+                    *(queue[tenant][0][1].step, queue[tenant][0][0][1:]),
+                ),
             )
+            returned.discard(tenant)
             name, each = queue[tenant].popleft()
             counters[tenant] += each.prompt
             last = tenant

@@ -38,8 +38,7 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
-from penstock.frontend.tenants.office import TenantOffice
-from penstock.frontend.tenants.start import open_office
+from penstock.frontend.tenants.office import TenantOffice, open_office
 from penstock.frontend.wires import ANTHROPIC, OPENAI, WIRES, Wire
 from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics

@@ -135,7 +135,9 @@ class LocalRequests:
             status = failure.status
             return failure
         finally:
-            if account is not None and status not in (429, 503):  # these are tried again under the same id
+            if account is not None and status in (429, 503):  # these are tried again under the same id
+                account.drop()
+            elif account is not None:
                 account.close(route=path, status=status)
 
     async def _answer(self, wire: Wire, route: WireRoute, body: bytes, context: RequestContext) -> Answer:

@@ -202,6 +202,7 @@ PAGES = Wire(
         WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
         WireRoute("GET", "/server_info", "answer", "show_server"),
         WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
+        WireRoute("GET", "/tenant_usage", "answer", "show_usage", logged=False),
     ),
 )
 WIRES = (OPENAI, RESPONSES, BATCHES, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)

@@ -52,10 +52,9 @@ class TenantShare(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_share: float = 1.0  # share of the KV blocks beyond which its sequences are preempted first
     input_price: float = 1.0  # of each token of a prompt that is computed
     output_price: float = 2.0  # of each token of output
+    step_price: float = 0.0  # of each millisecond of the engine's steps, as measured
     quantum: float = 0.0  # service that a tenant gets before it is another's turn, so that common prefixes stay cached
-    claims: bool = (
-        True  # a tenant with less to do than its part of the batch takes places from one that is over its part
-    )
+    claims: bool = True  # a tenant with less to do than its part takes places and blocks of one that is over its part
 
 
 LATER_PRIORITY = 3600  # of requests that no client waits for: they leave half of the queue to others

@@ -82,6 +82,6 @@ def _check_share(share: TenantShare) -> None:
     for name in ("weight", "kv_share"):
         if not 0.0 < (value := getattr(share, name)) < math.inf:
             raise RequestRejected(f"the tenant's {name} is {value}: give a number above 0")
-    for name in ("held_back", "max_wait", "step_tokens", "input_price", "output_price", "quantum"):
+    for name in ("held_back", "max_wait", "step_tokens", "input_price", "output_price", "step_price", "quantum"):
         if not 0 <= (value := getattr(share, name)) < math.inf:
             raise RequestRejected(f"the tenant's {name} is {value}: give 0 or a larger number")

@@ -44,7 +44,8 @@ class Planner:
         self._cache = cache
         self._live = live
         self._fair = live.fair
-        self._capped = 0  # prompt tokens in this step of classes with a cap, see TenantShare.step_tokens
+        self._capped = 0  # prompt tokens in this step of sequences with a cap, see FairQueue.cap
+        self._blocked: Sequence | None = None  # the first waiting one, if it lacked KV blocks in the last step
         self._speculation = speculation
         self._model = model
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
@@ -174,23 +175,21 @@ class Planner:
 
     def _share_places(self, fair: FairQueue, now: float) -> None:
         """Let the first waiting sequence take the place of a running one, if classes or tenants give it a claim."""
-        fair.now, self._capped = now, 0
-        if self._live.waiting and (claim := fair.claim(self._live.running)) is not None:
+        fair.begin(now)
+        self._capped, blocked, self._blocked = 0, self._blocked, None
+        if self._live.waiting and (claim := fair.claim(self._live.running, blocked)) is not None:
             taker, victim = claim
             self._preempt(victim, taker)
 
     def _allowance(self, sequence: Sequence, tokens: int) -> int:
-        """Return how many of `tokens` a step may compute of a prompt, as classes with a lower rank run beside it."""
-        share = sequence.request.message.share
-        if self._fair is None or share is None or not share.step_tokens or self._whole_prompts:
+        """Return how many of `tokens` a step may compute of a prompt, as others are to wait for a short step only. A
+        prompt that runs gets at least one, so that every step makes progress."""
+        if self._fair is None or self._whole_prompts or (cap := self._fair.cap(sequence)) is None:
             return tokens
-        if not self._fair.outranked(share.rank):
-            return tokens
-        return min(tokens, max(share.step_tokens - self._capped, 0))
+        return min(tokens, max(cap - self._capped, sequence.phase is Phase.RUNNING))
 
     def _note_capped(self, sequence: Sequence, tokens: int) -> None:
-        share = sequence.request.message.share
-        if tokens > 1 and share is not None and share.step_tokens:
+        if self._fair is not None and tokens > 1 and self._fair.cap(sequence) is not None:
             self._capped += tokens
 
     def _preempt(self, victim: Sequence, taker: Sequence | None) -> None:
@@ -218,6 +217,8 @@ class Planner:
             # A block to spare while others run, so that an admission is not undone by the next block they need.
             hit = self._cache.find(sequence, spare=1 if running else 0)
             if hit is None:
+                if self._fair is not None and not any(pool.fenced for pool in self._cache.pools):
+                    self._blocked = sequence
                 return
             tokens = min(sequence.target - hit.computed, self._allowance(sequence, step.budget))
             if not tokens:

@@ -1,12 +1,7 @@
-"""Quotas in Redis: several servers together overspend nothing, and none spends while Redis is away.
-
-Needs redis-server, of Debian's package of the same name.
-"""
+"""Quotas in Redis: several servers together overspend nothing, and while Redis is away each spends its lease only."""
 
 import asyncio
-import shutil
-import subprocess
-import time
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,49 +11,44 @@ import pytest
 from penstock.config.tenants.entries import QuotaLimits
 from penstock.frontend.errors import APIError
 from penstock.frontend.tenants import redis_quotas
-from penstock.frontend.tenants.quotas import LIFE, Amounts
-from penstock.frontend.tenants.redis_quotas import RedisQuotas
+from penstock.frontend.tenants.ledger import FILE, LedgerRow
+from penstock.frontend.tenants.quotas import LIFE, Amounts, Settlement
+from penstock.frontend.tenants.redis_quotas import LEASE_MINUTES, RedisBooks
 from tests.frontend.tenants.conftest import TenantSite
-from tests.ports import free_port
+from tests.redis_server import RedisServer, needs_redis, redis_servers
 
-redis = pytest.importorskip("redis")
-pytestmark = pytest.mark.skipif(shutil.which("redis-server") is None, reason="apt-get install redis-server")
+pytestmark = needs_redis
 
 
-class RedisServer:
-    def __init__(self, folder: Path) -> None:
-        self.port, self._folder = free_port(), folder
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.start()
+class NoLedger:
+    """Books that have no rows. `written` returns when `disk` is set."""
 
-    def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        client = redis.Redis(port=self.port)
-        for _ in range(500):
-            try:
-                client.ping()
-                return
-            except redis.exceptions.RedisError:
-                time.sleep(0.02)
-        raise AssertionError("redis-server did not start")
+    def __init__(self) -> None:
+        self.disk = asyncio.Event()
+        self.disk.set()
 
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
+    async def written(self, row: LedgerRow) -> None:
+        await self.disk.wait()
+
+    async def close(self) -> None: ...
+
+
+def quotas(server: RedisServer, unsettled: list[Settlement] | None = None) -> RedisBooks:
+    return RedisBooks(server.url, NoLedger(), unsettled or [])  # type: ignore[arg-type]
+
+
+async def settle(store: RedisBooks, name: str, tokens: int) -> None:
+    await store.finish(None, [Settlement(name, "t", Amounts(tokens))])
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path)
-    yield made
-    made.stop()
+    yield from redis_servers(tmp_path)
 
 
 async def test_four_servers_overspend_nothing(server: RedisServer) -> None:
     """64 clients of four servers, until the budget is spent. Each request settles less than it reserved."""
-    stores = [RedisQuotas(server.url) for _ in range(4)]
+    stores = [quotas(server) for _ in range(4)]
     limits = QuotaLimits(tokens_per_month=3000, concurrent_requests=40)
     spent, counts, most = 0, Counter[str](), 0
 
@@ -74,8 +64,8 @@ async def test_four_servers_overspend_nothing(server: RedisServer) -> None:
             again = await store.reserve(name, "t", limits, Amounts(20))
             assert not again.refused
             spent += 7
-            await store.settle(name, "t", Amounts(7))
-            await store.settle(name, "t", Amounts(0))
+            await settle(store, name, 7)
+            await settle(store, name, 0)
 
     await asyncio.gather(*(client(number) for number in range(64)))
     assert 3000 - 20 - 7 < spent <= 3000
@@ -87,7 +77,7 @@ async def test_four_servers_overspend_nothing(server: RedisServer) -> None:
 
 
 async def test_what_is_never_settled_is_given_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = redis_quotas.RedisQuotas(server.url)
+    store = quotas(server)
     limits = QuotaLimits(tokens_per_month=100, concurrent_requests=1)
     monkeypatch.setattr(redis_quotas, "LIFE", 0.2)
     assert not (await store.reserve("lost", "t", limits, Amounts(90))).refused
@@ -98,27 +88,103 @@ async def test_what_is_never_settled_is_given_back(server: RedisServer, monkeypa
     await store.close()
 
 
-async def test_without_redis_nothing_is_spent_and_it_goes_on_when_redis_is_back(server: RedisServer) -> None:
-    store = RedisQuotas(server.url)
-    limits = QuotaLimits(tokens_per_month=100)
-    assert not (await store.reserve("a", "t", limits, Amounts(50))).refused
+async def test_without_redis_a_server_spends_its_lease_and_nothing_more(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two servers have one part in 50 of 5,000 tokens each. What they spent is counted when Redis is back."""
+    stores = [quotas(server), quotas(server)]
+    limits = QuotaLimits(tokens_per_minute=5000, tokens_per_month=1_000_000)
+    for number, store in enumerate(stores):
+        assert not (await store.reserve(f"before-{number}", "t", limits, Amounts(50))).refused
     server.stop()
-    with pytest.raises(APIError) as raised:
-        await store.reserve("b", "t", limits, Amounts(10))
-    assert (raised.value.status, raised.value.code) == (503, "quota_store_unavailable")
-    settling = asyncio.create_task(store.settle("a", "t", Amounts(5)))
+    for number, store in enumerate(stores):
+        assert not (await store.reserve(f"leased-{number}", "t", limits, Amounts(60))).refused
+        assert "this server spends what it has leased" in caplog.text
+        with pytest.raises(APIError) as raised:
+            await store.reserve(f"beyond-{number}", "t", limits, Amounts(60))
+        assert (raised.value.status, raised.value.code) == (503, "quota_store_unavailable")
+        with pytest.raises(APIError):
+            await store.reserve("another tenant", "u", limits, Amounts(1))
+        await settle(store, f"leased-{number}", 55)
+    settling = asyncio.create_task(settle(stores[0], "before-0", 5))
     await asyncio.sleep(0.2)
     server.start()
     await asyncio.wait_for(settling, 20)
-    decision = await store.reserve("c", "t", limits, Amounts(90))
-    assert not decision.refused and decision.left["tokens_per_month"][1] == 100 - 5 - 90
-    await store.close()
+    for number, store in enumerate(stores):
+        async with asyncio.timeout(20):
+            while True:  # until it is time to try again
+                try:
+                    assert not (await store.reserve(f"after-{number}", "t", limits, Amounts(10))).refused
+                    break
+                except APIError:
+                    await asyncio.sleep(0.1)
+        await store.close()
+    assert spent(server) == 5 + 50 + 2 * 55 + 2 * 10
+
+
+def spent(server: RedisServer) -> int:
+    """The counter of the month."""
+    (key,) = server.client.keys("penstock:quota:{t}:used:t:tokens:month:*")
+    return int(server.client.get(key))
+
+
+async def test_leases_are_spent_when_nothing_else_is_left(server: RedisServer) -> None:
+    """So that a limit can be used up to its end, by all servers together."""
+    stores = [quotas(server) for _ in range(4)]
+    limits, done = QuotaLimits(requests_per_minute=100), 0
+    for turn in range(40):
+        for number, store in enumerate(stores):
+            done += not (await store.reserve(f"{number}-{turn}", "t", limits, Amounts(1))).refused
+    assert 100 - 4 < done <= 100 or done > 100, "a minute may end meanwhile"
+    for store in stores:
+        await store.close()
+
+
+async def test_the_lease_of_a_server_that_was_killed_stays_charged(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_quotas, "LIFE", 0.2)
+    limits = QuotaLimits(tokens_per_month=50_000)
+    killed, other = quotas(server), quotas(server)
+    assert not (await killed.reserve("a", "t", limits, Amounts(100))).refused
+    await asyncio.sleep(0.3)
+    assert not (await other.reserve("b", "t", limits, Amounts(100))).refused
+    assert spent(server) == 10 + 10 + 100, "the request is given back, and the lease is not"
+    assert LEASE_MINUTES * 60 < LIFE
+    await other.close()
+
+
+async def test_a_settlement_follows_the_row_of_the_ledger(server: RedisServer) -> None:
+    """A server that is killed before Redis has the settlement sends it when it starts again, once."""
+    limits = QuotaLimits(tokens_per_month=1000)
+    killed = quotas(server)
+    for name in ("row-0", "row-1", "later-0"):
+        await killed.reserve(name, "t", limits, Amounts(100))
+    killed._books.disk.clear()  # type: ignore[attr-defined]
+    row = LedgerRow(id="row", began=0.0, tenant="t", key="", model="", version="", wire="")
+    finishing = asyncio.create_task(killed.finish(row, [Settlement("row-0", "t", Amounts(30))]))
+    await asyncio.sleep(0.1)
+    assert spent(server) == 300
+    finishing.cancel()
+    await killed._redis.aclose()
+    again = quotas(server, [Settlement("row", "t", Amounts(42)), Settlement("older", "t", Amounts(7))])
+    await again.reserve("new-0", "t", limits, Amounts(10))
+    assert spent(server) == 42 + 100 + 10
+    await again.close()
 
 
 async def test_a_server_with_redis(server: RedisServer, tenant_site: Callable[..., TenantSite]) -> None:
-    site = tenant_site({"a": {"limits": {"requests_per_minute": 2}}, "b": {}}, config={"quota_redis": server.url})
-    assert [(await site.ask("a/default")).status_code for _ in range(3)] in ([200, 200, 429], [200, 200, 200])
+    limits = {"tokens_per_month": 1000, "concurrent_requests": 1}
+    site = tenant_site({"a": {"limits": limits}, "b": {}}, config={"quota_redis": server.url})
+    for _ in range(2):  # the second one follows at once, with one request at a time
+        assert (await site.ask("a/default")).status_code == 200
+    await asyncio.sleep(0.5)
+    connection = sqlite3.connect(site.folder / "state" / FILE)
+    used = connection.execute("SELECT SUM(prompt + output), COUNT(*) FROM requests WHERE status = 200").fetchone()
+    connection.close()
+    (key,) = server.client.keys("penstock:quota:{a}:used:a:tokens:month:*")
+    assert (int(server.client.get(key)), 2) == used
     server.stop()
-    assert (await site.ask("a/default")).status_code in (429, 503)
+    assert (await site.ask("a/default")).status_code == 503, "its limits are too small for a lease"
     assert (await site.ask("b/default")).status_code == 200, "it has no limits"
     server.start()

@@ -198,7 +198,7 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
     orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
     if (office := answering.app.office) is not None:
-        orders["refuse"] = lambda refuses: office.records.refuse(refuses == "1")
+        orders["refuse"] = lambda refuses: office.refuse(refuses == "1")
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:

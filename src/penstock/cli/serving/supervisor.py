@@ -29,7 +29,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.pages.server import load_of
 from penstock.frontend.storage.database import storage_folder
 from penstock.frontend.storage.room import StorageRoom
-from penstock.frontend.tenants.start import SharedOffice
+from penstock.frontend.tenants.books import LocalBooks
 from penstock.frontend.versions.reloads import Reloads, Start
 from penstock.messages import ControlAnswer, ControlMessage, EngineError, Sleep
 from penstock.observe.costs import CostModel
@@ -75,7 +75,7 @@ class Supervisor:
         self._queues: dict[str, dict[str, int]] = {}  # for each model, what the processes' queues have refused
         self._stopping = False
         self._scraping = asyncio.Lock()
-        self._tenants = SharedOffice(self._server) if self._server.tenants else None
+        self._tenants = LocalBooks(self._server) if self._server.tenants else None
         self._refusing = False  # what the processes know of `_refuse`
 
     def kill(self) -> None:
@@ -131,7 +131,7 @@ class Supervisor:
             failures = [result for result in await asyncio.gather(*keeping, return_exceptions=True) if result]
             await self._reloads.close()
             if self._tenants is not None:
-                await asyncio.to_thread(self._tenants.records.close)
+                await self._tenants.close()
             failure = versions.model.client.failure
             await versions.versions.close()
         if failure:
@@ -152,7 +152,7 @@ class Supervisor:
                 watching.cancel()
             counts, seconds = slot.ended()
             if self._tenants is not None:
-                self._tenants.quotas.ended(slot.number)
+                self._tenants.ended(slot.number)
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
             if self._stopping or self._versions.model.client.failure:
                 return
@@ -222,11 +222,9 @@ class Supervisor:
                 await self._count()
                 body, content_type = await asyncio.to_thread(self._metrics.scrape(argument))
                 return f"{content_type}\n{body.decode()}"
-            case "quota" if self._tenants is not None:
-                return self._tenants.quotas.answer(argument)
-            case "record" if self._tenants is not None:
-                self._tenants.records.take(argument)
+            case "reserve" | "record" | "written" if self._tenants is not None:
                 self._refuse()
+                return await self._tenants.answer(command, argument)
             case "load":
                 await self._count()
                 return load_of(self._versions.versions.series[0].of_model).decode()
@@ -243,7 +241,7 @@ class Supervisor:
 
     def _refuse(self) -> None:
         """Orders the processes to refuse requests while the audit log must be written and cannot be."""
-        refusing = self._tenants is not None and self._tenants.records.refuses
+        refusing = self._tenants is not None and self._tenants.refuses
         if refusing != self._refusing:
             self._refusing = refusing
             self._versions.order(f"refuse {int(refusing)}")

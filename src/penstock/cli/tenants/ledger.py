@@ -37,8 +37,8 @@ def show_summary(
     for row in found:
         cells = {name.upper(): str(row[name]) for name in groups}
         cells |= {name.upper(): f"{row[name]:,}" for name in _SHOWN[:-2]}
-        cells["SECONDS"] = f"{_number(row['step_ms']) / 1000:,.1f}"
-        cells["COST"] = f"{_number(row['nano']) / NANO:,.4f}" if row["nano"] else ""
+        cells["SECONDS"] = f"{row['step_ms'] / 1000:,.1f}"
+        cells["COST"] = f"{row['nano'] / NANO:,.4f}" if row["nano"] else ""
         table.append(cells)
     print_table(table)
 
@@ -95,7 +95,3 @@ def _day(flag: str, text: str) -> datetime.datetime:
         return datetime.datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=datetime.UTC)
     except ValueError:
         raise ValueError(f"{flag} is {text!r}: give a day, such as 2026-11-01") from None
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

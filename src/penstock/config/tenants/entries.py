@@ -77,6 +77,7 @@ class FairnessEntry(FilePart, frozen=True):
 
     input_price: float = 1.0
     output_price: float = 2.0
+    step_price: float = 0.0
     quantum: float = 0.0
     claims: bool = True
 
@@ -115,10 +116,7 @@ class TenantsFile(FilePart, frozen=True):
             max_wait=own.max_wait,
             step_tokens=own.step_tokens,
             kv_share=tenant.kv_share,
-            input_price=self.fairness.input_price,
-            output_price=self.fairness.output_price,
-            quantum=self.fairness.quantum,
-            claims=self.fairness.claims,
+            **msgspec.structs.asdict(self.fairness),
         )
 
     def price(self, day: datetime.date) -> PriceEntry | None:

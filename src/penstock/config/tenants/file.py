@@ -2,9 +2,7 @@
 
 import datetime
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ def _mistakes(file: TenantsFile) -> Iterator[tuple[str, str]]:
         for field in ("rank", "reserved", "max_wait", "step_tokens"):
             if not 0 <= getattr(entry, field) <= 1_000_000:
                 yield f"classes.{name}.{field}", f"it is {getattr(entry, field)}; give a number from 0 to 1000000"
-    for field in ("input_price", "output_price", "quantum"):
+    for field in ("input_price", "output_price", "step_price", "quantum"):
         if not 0 <= getattr(file.fairness, field) <= 1e9:
             yield f"fairness.{field}", f"it is {getattr(file.fairness, field)}; give a number from 0 to 1000000000"
     for number, price in enumerate(file.prices):
@@ -135,36 +133,24 @@ def _flow(key: KeyEntry) -> str:
 
 
 def _insert(text: str, tenant: str, line: str) -> str:
-    """Returns the text with one more key of a tenant."""
+    """Returns the text with one more key of a tenant, and with the parts around it that are not there yet."""
     import yaml
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = node = yaml.compose(text, Loader=yaml.SafeLoader)
+    missing = ["tenants", tenant, "keys"]
+    while missing and (child := _child(node, missing[0])) is not None:
+        node, missing = child, missing[1:]
+    if node is not None and node.flow_style:  # in braces or brackets
+        item = line if not missing else f"{missing[-1]}: [{line}]"
+        item = f"{missing[0]}: {{{item}}}" if len(missing) > 1 else item
+        at = node.end_mark.index - 1
+        return f"{text[:at]}{', ' if node.value else ''}{item}{text[at:]}"
+    column = 0 if node is None else node.start_mark.column
+    lines = [f"{' ' * (column + 2 * depth)}{name}:\n" for depth, name in enumerate(missing)]
+    lines.append(f"{' ' * (column + 2 * len(missing))}- {line}\n")
     if root is not None and not text.endswith("\n"):
         text += "\n"
-    tenants = _child(root, "tenants")
-    if tenants is None:
-        return f"{text}tenants:\n  {tenant}:\n    keys:\n      - {line}\n"
-    own = _child(tenants, tenant)
-    if own is None and tenants.flow_style:
-        return _into(text, tenants, f"{tenant}: {{keys: [{line}]}}")
-    if own is None:
-        indent = " " * tenants.start_mark.column
-        return _after(text, _end(tenants), f"{indent}{tenant}:\n{indent}  keys:\n{indent}    - {line}\n")
-    keys = _child(own, "keys")
-    if keys is not None and keys.flow_style:
-        return _into(text, keys, line)
-    if keys is not None:
-        return _after(text, _end(keys), f"{' ' * keys.start_mark.column}- {line}\n")
-    if own.flow_style:
-        return _into(text, own, f"keys: [{line}]")
-    indent = " " * own.start_mark.column
-    return _after(text, _end(own), f"{indent}keys:\n{indent}  - {line}\n")
-
-
-def _into(text: str, node: Any, item: str) -> str:
-    """Returns the text with one more item in a node that is written in braces or brackets."""
-    at = node.end_mark.index - 1
-    return f"{text[:at]}{', ' if node.value else ''}{item}{text[at:]}"
+    return _after(text, len(text) if node is root else _end(node), "".join(lines))
 
 
 def _replace(text: str, tenant: str, key: KeyEntry) -> str:
@@ -215,19 +201,14 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces the file at once, so that a server never reads half of it. Its owner and mode stay."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    descriptor, name = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as opened:
-            opened.write(text)
-            os.fchmod(descriptor, mode)
-            opened.flush()
-            os.fsync(descriptor)
-        os.replace(name, path.resolve())
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Replaces the file at once, so that a server never reads half of it. Its mode stays."""
+    real = path.resolve()
+    mode = real.stat().st_mode & 0o777 if real.exists() else 0o600
+    temporary = real.with_name(f".{real.name}.new")
+    temporary.touch(0o600)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(mode)
+    temporary.replace(real)
 
 
 def today() -> datetime.date:

@@ -174,7 +174,7 @@ class Access:
         origin = self._cors.allowed(scope)
         ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
         info.headers += (*ids, *self._cors.headers(origin))
-        if self.office is not None and self.office.records.audits:
+        if self.office is not None and self.office.books.audits:
             receive, send = digesting(info, receive, send)
         answer = ResponseTracker(send, info.headers, unread, lasting=inner is not None)
         try:
@@ -260,7 +260,7 @@ class Access:
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted():
-            if await self._starts.next(scope["penstock.gone"]):
+            if await self._starts.next(scope["penstock.gone"], request_info(scope).tenant):
                 await self._app(scope, receive, send)
             else:
                 request_info(scope).client_gone = True

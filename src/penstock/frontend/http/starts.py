@@ -8,20 +8,21 @@ Gone = Callable[[], bool]
 
 
 class RequestStarts:
-    """Lets one request begin in each iteration of the event loop, in the order in which they came.
+    """Lets one request begin in each iteration of the event loop: of each tenant in turn, in the order in which they
+    came.
 
     To begin takes about a millisecond: the body is decoded, rendered and tokenised. If many requests began in one
     iteration, as when clients send and cancel without pause, every stream would wait for all of them.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[asyncio.Future[bool], Gone]] = deque()
+        self._waiting: dict[str, deque[tuple[asyncio.Future[bool], Gone]]] = {}  # by tenant, the next one first
         self._scheduled = False
 
-    async def next(self, gone: Gone) -> bool:
+    async def next(self, gone: Gone, tenant: str = "") -> bool:
         """Returns when the caller may begin: True, or False if its client has gone meanwhile, as `gone` says."""
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, gone))
+        self._waiting.setdefault(tenant, deque()).append((turn, gone))
         self._schedule()
         return await turn
 
@@ -33,7 +34,11 @@ class RequestStarts:
     def _let_in(self) -> None:
         self._scheduled = False
         while self._waiting:
-            turn, gone = self._waiting.popleft()
+            tenant = next(iter(self._waiting))
+            line = self._waiting.pop(tenant)
+            turn, gone = line.popleft()
+            if line:
+                self._waiting[tenant] = line  # behind the others
             if turn.cancelled():
                 continue
             there = not gone()

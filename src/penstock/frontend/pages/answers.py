@@ -18,3 +18,4 @@ LOAD = {
     "counters": {str: (float, {str: int})},
     "histograms": {str: [[(float, None)]]},  # pairs: upper bound in seconds, None for the last one; cumulative count
 }
+USAGE = {"since": float, "currency": str, "rows": [{str: (str, float)}]}

@@ -1,10 +1,11 @@
-"""GET /server_info and /server_load: what the pages show of the server."""
+"""GET /server_info, /server_load and /tenant_usage: what the pages show of the server."""
 
 import time
 
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import APIError
 from penstock.frontend.requests.ranges import RANGES
 from penstock.messages import NEUTRAL
 from penstock.messages.limits import MAX_STOP_TOKENS
@@ -12,6 +13,7 @@ from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
 
+HOURS = 24  # of /tenant_usage
 _DEFAULTS = {"min_tokens": 0, **NEUTRAL}
 _LIMITS = (
     *("max_choices", "max_logprobs", "max_stop_strings", "max_stop_chars", "max_logit_bias", "max_tools"),
@@ -51,6 +53,16 @@ async def show_load(body: bytes, context: RequestContext) -> bytes:
     if context.siblings is not None:
         return await context.siblings.load()
     return load_of((await context.for_model(None)).metrics)
+
+
+async def show_usage(body: bytes, context: RequestContext) -> bytes:
+    """Answers with what each tenant has used in each of the last hours. A tenant's key shows its own tenant, and a key
+    for the operator's routes all. Raises APIError 404 without tenants."""
+    if context.account is None:
+        raise APIError(404, "this server has no tenants; start it with --tenants", code="not_found")
+    since = (time.time() // 3600 - HOURS + 1) * 3600
+    rows = await context.account.usage(since)
+    return orjson.dumps({"since": since, "currency": context.account.grant.file.currency, "rows": rows})
 
 
 def load_of(metrics: ModelMetrics) -> bytes:

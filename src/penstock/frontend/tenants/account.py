@@ -14,21 +14,7 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.tenants.grant import Grant
 from penstock.frontend.tenants.ledger import LedgerRow
 from penstock.frontend.tenants.quotas import NANO, Amounts
-from penstock.messages import (
-    ComputeUsage,
-    ControlAnswer,
-    ControlMessage,
-    EngineClient,
-    EngineError,
-    EngineInfo,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    GenerateRequest,
-    Queue,
-    RequestRejected,
-    TokenDelta,
-)
+from penstock.messages import ComputeUsage, EngineClient, EngineError, GenerateRequest, RequestRejected, TokenDelta
 
 if TYPE_CHECKING:
     from penstock.frontend.tenants.office import TenantOffice
@@ -90,18 +76,25 @@ class RequestAccount:
         self.shown_price = self._price if grant.file.show_cost else None
         self._began, self._start = time.time(), time.monotonic()
         self._uses: list[EngineUse] = []
+        self._used: dict[str, Amounts] = {}  # by the names of uses that have ended
         self._model = self._version = ""
         self._closing: dict[str, Any] | None = None  # what `close` was given
+        self._dropped = False
 
     @property
     def salt(self) -> str:
         return self.grant.salt
 
+    async def usage(self, since: float) -> list[dict[str, Any]]:
+        """Returns what the tenant has used by hours since a time. With an operator's key: what all have."""
+        operator = self.grant.key is not None and self.grant.key.admin
+        return await self._office.usage("" if operator else self.grant.tenant, since)
+
     def on(self, model: ServedModel) -> ServedModel:
         """Returns the model with an engine whose requests are counted here. Raises APIError 403."""
         self.grant.check_model(model.names)
         self._model, self._version = model.name, model.fingerprint
-        return model.with_client(AccountedClient(model.client, self))
+        return model.with_client(cast(EngineClient, AccountedClient(model.client, self)))
 
     async def reserve(self, request: GenerateRequest) -> EngineUse:
         """Reserves what a request to the engine may use. Raises APIError 429 and 503."""
@@ -124,22 +117,29 @@ class RequestAccount:
         self.settle(use)
 
     def settle(self, use: EngineUse) -> None:
-        used = use.amounts(self._price)
+        self._used[use.name] = used = use.amounts(self._price)
         self.cost += used.money
-        self._office.settle(use.name, self.grant, used)
         if self._closing is not None:
             self._finish()
 
     def close(self, **fields: Any) -> None:
-        """Writes the row of the ledger when all is settled, with `fields` that are known only now. A request that did
-        not ask for the engine has none."""
+        """Writes the row of the ledger when the engine has said what all was used, with `fields` that are known only
+        now. A request that did not ask for the engine has none."""
         self._closing = fields if self.asked else None
+        self._finish()
+
+    def drop(self) -> None:
+        """Gives back what was reserved. The request is tried again, and has no row yet."""
+        self._closing, self._dropped = {}, True
         self._finish()
 
     def _finish(self) -> None:
         if self._closing is None or self._office.watches(self):
             return
         uses, self._uses, fields, self._closing = self._uses, [], self._closing, None
+        if self._dropped:
+            self._office.finish(self.grant, None, dict.fromkeys(self._used, Amounts()))
+            return
         usage = [each for use in uses for each in use.usage] or [_NO_USE]
         started = [use for use in uses if use.started]
         first = min((use.first for use in started if use.first), default=0.0)
@@ -167,29 +167,17 @@ class RequestAccount:
             currency=self.grant.file.currency if self._price is not None else "",
             **fields,
         )
-        self._office.records.request(row)
+        self._office.finish(self.grant, row, self._used)
 
 
 class AccountedClient:
-    """An EngineClient whose requests are counted by an account."""
+    """An EngineClient whose requests are counted by an account. All else is as that of the client itself."""
 
     def __init__(self, client: EngineClient, account: RequestAccount) -> None:
         self._client, self._account = client, account
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._client.info
-
-    @property
-    def state(self) -> EngineState:
-        return self._client.state
-
-    @property
-    def queue(self) -> Queue:
-        return self._client.queue
-
-    def stats(self) -> EngineStats:
-        return self._client.stats()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
     async def generate(self, request: GenerateRequest, gather: int = 1) -> AsyncGenerator[TokenDelta, None]:
         """See EngineClient. Also raises APIError 429 if a limit of the tenant is reached."""
@@ -207,15 +195,3 @@ class AccountedClient:
             raise
         finally:
             account.ended(use, self._client)
-
-    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
-        self._client.finish(request_id, choice, reason, keep)
-
-    def abort(self, request_id: str) -> None:
-        self._client.abort(request_id)
-
-    async def control(self, message: ControlMessage) -> ControlAnswer:
-        return await self._client.control(message)
-
-    async def close(self) -> None:
-        await self._client.close()

@@ -4,18 +4,17 @@ A head is the number and the hash of the newest line with an HMAC-SHA256, whose 
 go to a second file, which should be on another machine's disk: a chain alone cannot show that its tail was cut.
 """
 
-import contextlib
 import hashlib
 import hmac
 import json
 import logging
 import os
-import queue
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from penstock.frontend.tenants.writer import BackgroundWriter
 
 FIRST = "0" * 64  # the hash before the first line
 HEAD_RECORDS = 1000  # records after which a head is written
@@ -35,27 +34,29 @@ def signature(key: bytes, number: int, digest: str, at: float) -> str:
 
 
 class AuditLog:
-    """Appends records to a file in a thread. No request waits for it."""
+    """Appends records to a file. No request waits for it."""
 
     def __init__(self, path: Path, heads: Path | None, key: bytes, *, required: bool) -> None:
         """`heads` is the file for signed heads, None for none. `required`: requests are refused while records cannot be
         written. Raises ValueError if the end of the file cannot be continued."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = path
-        self.lost = 0  # records that could not be written
         self._heads, self._key, self._required = heads, key, required
         self._number, self._digest = _end_of(path)
+        self._signed, self._signed_at = self._number, time.monotonic()  # the newest head
         self._failed = ""
-        self._records: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._run, name="penstock-audit", daemon=True)
-        self._thread.start()
+        self._writer = BackgroundWriter[dict[str, Any]](
+            f"the audit log {path}", self._write_batch, most=MOST_WAITING, batch=HEAD_RECORDS
+        )
 
     def add(self, event: str, **fields: Any) -> None:
         """Append a record soon. Never blocks."""
-        try:
-            self._records.put_nowait({"ts": round(time.time(), 3), "event": event, **fields})
-        except queue.Full:
-            self._lose(1, "too many records wait")
+        self._writer.add({"ts": round(time.time(), 3), "event": event, **fields})
+
+    @property
+    def lost(self) -> int:
+        """The number of records that could not be written."""
+        return self._writer.lost
 
     @property
     def refuses(self) -> bool:
@@ -64,35 +65,16 @@ class AuditLog:
 
     def close(self) -> None:
         """Write what is left, and a last head. Blocks for at most a minute."""
-        with contextlib.suppress(queue.Full):  # the disk fails, and so will this
-            self._records.put(None, timeout=1)
-            self._thread.join(60)
+        self._writer.close()
+        if self._number > self._signed:
+            self._sign()
 
-    def _run(self) -> None:
-        signed, signed_at = self._number, time.monotonic()
-        last = False
-        while not last:
-            records, last = self._gather()
-            if records:
-                self._write(records)
-            due = time.monotonic() - signed_at >= HEAD_SECONDS or self._number - signed >= HEAD_RECORDS or last
-            if due and self._number > signed:
-                self._sign()
-                signed, signed_at = self._number, time.monotonic()
-
-    def _gather(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the next records, and whether they are the last ones. Without any, returns after a second."""
-        found: list[dict[str, Any]] = []
-        try:
-            record = self._records.get(timeout=1.0)
-            while record is not None and len(found) < HEAD_RECORDS:
-                found.append(record)
-                record = self._records.get_nowait()
-        except queue.Empty:
-            return found, False
-        if record is not None:
-            found.append(record)
-        return found, record is None
+    def _write_batch(self, records: list[dict[str, Any]]) -> None:
+        if records:
+            self._write(records)
+        new = self._number - self._signed
+        if new >= HEAD_RECORDS or (new and time.monotonic() - self._signed_at >= HEAD_SECONDS):
+            self._sign()
 
     def _write(self, records: list[dict[str, Any]]) -> None:
         if self._failed:
@@ -106,7 +88,7 @@ class AuditLog:
         try:
             _append(self.path, b"".join(lines))
         except OSError as error:
-            self._lose(len(records) - bool(self._failed), str(error))
+            self._writer.lose(len(records) - bool(self._failed), str(error))
             self._failed = str(error)
         else:
             if self._failed:
@@ -114,6 +96,7 @@ class AuditLog:
             self._failed, self._number, self._digest = "", number, digest
 
     def _sign(self) -> None:
+        self._signed, self._signed_at = self._number, time.monotonic()
         if self._heads is None:
             return
         at = time.time()
@@ -123,11 +106,6 @@ class AuditLog:
             _append(self._heads, line_of(head))
         except OSError as error:
             _log.error("the heads of the audit log are not written: %s: %s", self._heads, error)
-
-    def _lose(self, count: int, why: str) -> None:
-        before, self.lost = self.lost, self.lost + count
-        if self.lost.bit_length() > before.bit_length():
-            _log.error("%d records are missing in the audit log %s: %s", self.lost, self.path, why)
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -1,27 +1,26 @@
 """The ledger: a row for each request, with what it has used and what it costs.
 
-A thread writes rows in batches, so that no request waits for the disk. A
-committed row survives a crash of the server. With several API processes the supervisor writes the rows of all.
+A thread writes rows in batches, so that no request waits for the disk. A committed row survives a crash of the server.
+With several API processes the supervisor writes the rows of all.
 """
 
-import contextlib
 import datetime
 import logging
-import queue
+import math
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from penstock.frontend.tenants.quotas import counter_key, window
+from penstock.frontend.tenants.quotas import Amounts, Settlement, counter_key, window
+from penstock.frontend.tenants.writer import BackgroundWriter
 
 FILE = "ledger.sqlite3"
 MOST_WAITING = 100_000  # rows that are not written yet
-_BATCH_SECONDS = 0.2  # in which rows are gathered for one commit
+_BATCH, _BATCH_SECONDS = 1000, 0.05  # rows of a commit, and the time in which they are gathered
 _BUSY_SECONDS = 30.0  # that another process's commit may take
-_RETRY_SECONDS = 5.0  # after an error of the disk
 _log = logging.getLogger("penstock.ledger")
 
 
@@ -55,6 +54,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = ""
 
 
+_Entry = tuple[LedgerRow, Callable[[], object] | None]
+
 FIELDS = LedgerRow.__struct_fields__
 _TYPES = {str: "TEXT", float: "REAL", int: "INTEGER"}
 _COLUMNS = ", ".join(f"{name} {_TYPES[LedgerRow.__annotations__[name]]}" for name in FIELDS if name != "id")
@@ -82,87 +83,66 @@ class Ledger:
     """Writes rows to the file of one server."""
 
     def __init__(self, path: Path, days: int) -> None:
-        """Rows are kept for `days`."""
+        """Rows are kept for `days`. The file is made at once, so that there is one to read."""
         self.path = path
-        self.lost = 0  # rows, because too many waited
         self._days = days
-        self._rows: queue.Queue[LedgerRow | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._run, name="penstock-ledger", daemon=True)
-        self._thread.start()
+        self._connection: sqlite3.Connection | None = None
+        self._unwritten: list[_Entry] = []  # after an error of the disk
+        self._writer = BackgroundWriter[_Entry](
+            f"the ledger {path}", self._write, most=MOST_WAITING, batch=_BATCH, gather_seconds=_BATCH_SECONDS
+        )
 
-    def add(self, row: LedgerRow) -> None:
-        """Write a row soon. Never blocks."""
-        try:
-            self._rows.put_nowait(row)
-        except queue.Full:
-            self.lost += 1
-            if self.lost & (self.lost - 1) == 0:
-                _log.error("%d requests are missing in the ledger, as %s is not written", self.lost, self.path)
+    def add(self, row: LedgerRow, written: Callable[[], object] | None = None) -> None:
+        """Write a row soon. Never blocks. `written` is called in another thread when the row is committed."""
+        self._writer.add((row, written))
 
     def close(self) -> None:
         """Write what is left. Blocks for at most a minute."""
-        with contextlib.suppress(queue.Full):  # the disk fails, and so will this
-            self._rows.put(None, timeout=1)
-            self._thread.join(60)
+        self._writer.close()
+        if self._unwritten:
+            _log.error("%d rows are missing in the ledger %s", len(self._unwritten), self.path)
+        if self._connection is not None:
+            self._connection.close()
 
-    def _run(self) -> None:
-        rows: list[LedgerRow] = []
-        connection = self._open_early()
-        while True:
-            last = self._gather(rows)
-            while rows:
-                try:
-                    if connection is None:
-                        connection = open_ledger(self.path)
-                        _expire(connection, self._days)
-                    with connection:
-                        connection.executemany(_INSERT, [msgspec.structs.astuple(row) for row in rows])
-                except (sqlite3.Error, OSError) as error:
-                    _log.error("%d rows of the ledger wait for the disk: %s: %s", len(rows), self.path, error)
-                    if last:
-                        return
-                    threading.Event().wait(_RETRY_SECONDS)
-                    connection = None
-                else:
-                    rows = []
-            if last:
-                if connection is not None:
-                    connection.close()
-                return
-
-    def _open_early(self) -> sqlite3.Connection | None:
-        """Open the ledger before the first row, so that there is one to read. None: the first row tries again."""
+    def _write(self, entries: list[_Entry]) -> None:
+        waiting = self._unwritten + entries
         try:
-            connection = open_ledger(self.path)
-            _expire(connection, self._days)
+            if self._connection is None:
+                self._connection = open_ledger(self.path)
+                _expire(self._connection, self._days)
+            if waiting:
+                with self._connection:
+                    self._connection.executemany(_INSERT, [msgspec.structs.astuple(row) for row, _ in waiting])
         except (sqlite3.Error, OSError) as error:
-            _log.error("the ledger cannot be opened: %s: %s", self.path, error)
-            return None
-        return connection
-
-    def _gather(self, rows: list[LedgerRow]) -> bool:
-        """Add the next rows to `rows`. Return True if they are the last ones."""
-        row = self._rows.get()
-        if row is not None:
-            threading.Event().wait(_BATCH_SECONDS)
-        while row is not None:
-            rows.append(row)
-            try:
-                row = self._rows.get_nowait()
-            except queue.Empty:
-                return False
-        return True
+            if len(waiting) > MOST_WAITING:
+                self._writer.lose(len(waiting) - MOST_WAITING, str(error))
+            self._unwritten, self._connection = waiting[-MOST_WAITING:], None
+            if entries:
+                _log.error("%d rows of the ledger wait for the disk: %s: %s", len(waiting), self.path, error)
+            return
+        self._unwritten = []
+        for _, written in waiting:
+            if written is not None:
+                written()
 
 
 def open_ledger(path: Path) -> sqlite3.Connection:
     """Return a connection to a ledger, which is made if it is not there. Raises sqlite3.Error and OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(0o600)
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the process loses nothing
     connection.executescript(_TABLES)
     return connection
+
+
+def existing_ledger(path: Path) -> sqlite3.Connection | None:
+    """Return a connection to a ledger; None if it is not there. Raises ValueError."""
+    try:
+        return open_ledger(path) if path.exists() else None
+    except sqlite3.Error as error:
+        raise ValueError(f"the ledger {path} cannot be read: {error}; move it away to begin a new one") from None
 
 
 def _expire(connection: sqlite3.Connection, days: int) -> None:
@@ -186,9 +166,19 @@ def quota_counters(connection: sqlite3.Connection, now: float) -> dict[str, int]
     return found
 
 
+def rows_since(path: Path, since: float) -> list[Settlement]:
+    """Return what requests have used that began after a time, by the ids of their rows. Raises ValueError."""
+    if (connection := existing_ledger(path)) is None:
+        return []
+    query = "SELECT id, tenant, prompt + output, nano FROM requests WHERE began >= ?"
+    rows = connection.execute(query, (since,)).fetchall()
+    connection.close()
+    return [Settlement(row_id, tenant, Amounts(tokens, nano)) for row_id, tenant, tokens, nano in rows]
+
+
 def summary(
     connection: sqlite3.Connection, by: Sequence[str], since: float, until: float, tenant: str = ""
-) -> list[tuple[object, ...]]:
+) -> list[tuple[Any, ...]]:
     """Return the sums of the requests that began in an interval: the groups of `by`, the number of requests, and the
     fields of `SUMMED`."""
     groups = ", ".join(GROUPS[name] for name in by)
@@ -202,6 +192,15 @@ def summary(
 
 
 SUMMED = ("requests", *_SUMS)
+
+
+def usage_by_hour(path: Path, since: float, tenant: str) -> list[dict[str, Any]]:
+    """Return the sums of each tenant and hour since a time; `tenant`: only its own."""
+    groups = ("tenant", "hour")
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+    rows = summary(connection, groups, since, math.inf, tenant)
+    connection.close()
+    return [dict(zip((*groups, *SUMMED), row, strict=True)) for row in rows]
 
 
 def rows_of(

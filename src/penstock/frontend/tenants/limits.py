@@ -40,15 +40,15 @@ def quota_error(decision: QuotaDecision, wanted: Amounts, about: Headers) -> API
     return APIError(429, message, code=code, retry_after=seconds, headers=headers)
 
 
-def rate_headers(decision: QuotaDecision, now: float) -> Headers:
-    """Returns the headers of OpenAI and of Anthropic about limits a minute. `now`: in seconds since the epoch."""
+def rate_headers(decision: QuotaDecision) -> Headers:
+    """Returns the headers of OpenAI and of Anthropic about limits a minute."""
     headers: Headers = []
     for unit in ("requests", "tokens"):
         found = decision.left.get(f"{unit}_per_minute")
         if found is None:
             continue
         most, left, seconds = found
-        until = _rfc3339(now + seconds)
+        until = f"{datetime.datetime.fromtimestamp(decision.now + seconds, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
         for name, value in (
             (f"x-ratelimit-limit-{unit}", str(most)),
             (f"x-ratelimit-remaining-{unit}", str(left)),
@@ -59,7 +59,3 @@ def rate_headers(decision: QuotaDecision, now: float) -> Headers:
         ):
             headers.append((name.encode(), value.encode()))
     return headers
-
-
-def _rfc3339(seconds: float) -> str:
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -38,6 +38,14 @@ class Amounts(msgspec.Struct, frozen=True, array_like=True):
     requests: int = 1  # 0 for the further prompts of a request that has several
 
 
+class Settlement(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has used of what was reserved for it."""
+
+    name: str  # of the reservation
+    tenant: str
+    used: Amounts
+
+
 class Charge(msgspec.Struct, frozen=True, array_like=True):
     """One counter that a reservation adds to."""
 
@@ -52,6 +60,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 class QuotaDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a request may start. `left` has (most, what is left, seconds to the window's end) by limit."""
 
+    now: float  # in seconds since the epoch
     refused: str = ""  # the limit that it would exceed; "": it may start
     retry_after: float = 0.0  # seconds; below 0: the request is larger than the limit
     left: dict[str, tuple[int, int, float]] = {}
@@ -70,7 +79,7 @@ class Quotas:
     """The counters of one process, or of one server."""
 
     def __init__(self) -> None:
-        self._used: dict[str, int] = {}
+        self.used: dict[str, int] = {}  # the counters by key
         self._ends: dict[str, float] = {}  # of the counters' windows
         self._open: dict[str, Reservation] = {}
         self._running: dict[str, int] = {}  # open reservations by tenant
@@ -78,7 +87,7 @@ class Quotas:
 
     def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts, now: float) -> QuotaDecision:
         """Reserve what a request may use. `name` is its id: a second call with it reserves nothing more."""
-        if len(self._used) + len(self._open) > _SWEEP and now >= self._swept + _SWEEP_SECONDS:
+        if len(self.used) + len(self._open) > _SWEEP and now >= self._swept + _SWEEP_SECONDS:
             self._sweep(now)
         charges = charges_of(tenant, limits, amounts, now)
         if name not in self._open:
@@ -86,17 +95,18 @@ class Quotas:
                 if self._running.get(tenant, 0) >= most:
                     self._sweep(now)
                 if self._running.get(tenant, 0) >= most:
-                    return QuotaDecision(refused="concurrent_requests", retry_after=1.0)
+                    return QuotaDecision(now=now, refused="concurrent_requests", retry_after=1.0)
             for charge in charges:
-                used = self._used.get(charge.key, 0)
+                used = self.used.get(charge.key, 0)
                 if used + charge.amount > charge.most:
                     return refusal(charge, used, now)
             for charge in charges:
-                self._used[charge.key] = self._used.get(charge.key, 0) + charge.amount
+                self.used[charge.key] = self.used.get(charge.key, 0) + charge.amount
                 self._ends[charge.key] = charge.ends
             self._open[name] = Reservation(tenant, charges, now + LIFE, amounts.requests)
             self._running[tenant] = self._running.get(tenant, 0) + amounts.requests
-        return QuotaDecision(left=left_of(charges, [self._used.get(charge.key, 0) for charge in charges], now))
+        counts = [self.used.get(charge.key, 0) for charge in charges]
+        return QuotaDecision(now=now, left=left_of(charges, counts, now))
 
     def settle(self, name: str, used: Amounts) -> None:
         """Replace the tokens and money that were reserved by what was used. Does nothing for a request that is settled
@@ -106,8 +116,8 @@ class Quotas:
             return
         self._running[held.tenant] = self._running.get(held.tenant, 0) - held.requests
         for charge in held.charges:
-            if charge.unit != "requests" and charge.key in self._used:
-                self._used[charge.key] += int(getattr(used, charge.unit)) - charge.amount
+            if charge.unit != "requests" and charge.key in self.used:
+                self.used[charge.key] += int(getattr(used, charge.unit)) - charge.amount
 
     def release(self, prefix: str) -> None:
         """Give back what requests have reserved whose ids begin with `prefix`: their process has ended."""
@@ -118,12 +128,8 @@ class Quotas:
         """Set counters of windows that have not ended, by key: a ledger has them."""
         ends = {period: window(period, now)[1] for period in ("day", "month")}
         for key, count in used.items():
-            self._used[key] = self._used.get(key, 0) + count
+            self.used[key] = self.used.get(key, 0) + count
             self._ends[key] = ends["day"] if ":day:" in key else ends["month"]
-
-    def used(self, key: str) -> int:
-        """Return a counter."""
-        return self._used.get(key, 0)
 
     def _sweep(self, now: float) -> None:
         """Forget counters of windows that have ended, and give back reservations that were never settled."""
@@ -131,7 +137,7 @@ class Quotas:
         for name in [name for name, held in self._open.items() if held.expires <= now]:
             self.settle(name, Amounts())
         for key in [key for key, ends in self._ends.items() if ends + 120 <= now]:
-            del self._ends[key], self._used[key]
+            del self._ends[key], self.used[key]
         self._running = {tenant: count for tenant, count in self._running.items() if count}
 
 
@@ -165,7 +171,7 @@ def window(period: Period, now: float) -> tuple[str, float]:
 def refusal(charge: Charge, used: int, now: float) -> QuotaDecision:
     """Return the decision for a request that would exceed a limit."""
     wait = -1.0 if charge.amount > charge.most else charge.ends - now
-    return QuotaDecision(refused=charge.limit, retry_after=wait, left=left_of((charge,), [used], now))
+    return QuotaDecision(now=now, refused=charge.limit, retry_after=wait, left=left_of((charge,), [used], now))
 
 
 def left_of(charges: Iterable[Charge], used: Iterable[int], now: float) -> dict[str, tuple[int, int, float]]:

@@ -1,5 +1,7 @@
 """Measures what each sequence uses of the engine."""
 
+from collections import defaultdict
+
 from penstock.schedule.sequence import Phase, SequenceUsage
 from penstock.schedule.step import Outstanding
 
@@ -19,9 +21,9 @@ class StepAccounts:
         self._since = -1.0  # when the last step ended, if there has been work since
         self._left = 0.0  # seconds that belong to no sequence yet
 
-    def note(self, step: Outstanding, now: float) -> None:
+    def note(self, step: Outstanding, now: float) -> dict[str, float]:
         """Divide the seconds of a step whose result has come at `now`. Call it before the result is applied. The time
-        from `now` belongs to the next step, if there is more work."""
+        from `now` belongs to the next step, if there is more work. Return the milliseconds of each tenant."""
         seconds = self._left + now - (self._since if self._since >= 0.0 else step.planned_at)
         live, total = [], 0.0
         for sequence, work in zip(step.sequences, step.work, strict=True):
@@ -33,17 +35,21 @@ class StepAccounts:
         self._left = 0.0 if live else seconds
         if self._busy:
             self._since = now
+        milliseconds = defaultdict[str, float](float)
         for sequence, sure, count, part in live:
             usage = sequence.usage
             if usage is None:
                 usage = sequence.usage = SequenceUsage()
             start = sequence.computed
             usage.computed += count
-            usage.seconds += seconds * part / total
+            own = seconds * part / total
+            usage.seconds += own
+            milliseconds[sequence.request.message.tenant] += own * 1000
             usage.block_seconds += seconds * sequence.slots / self._block_size
             if usage.reached > start:
                 usage.repeated += min(sure, usage.reached - start)
             usage.reached = max(usage.reached, start + sure)
+        return milliseconds
 
     def work(self, busy: bool) -> None:
         """Note whether there is work."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 
 from penstock.messages import SequenceResult, TenantShare
 from penstock.schedule.fairness.accounting import StepAccounts
-from penstock.schedule.fairness.service import ServiceCounters, TenantService, places_of
+from penstock.schedule.fairness.service import ServiceCounters, TenantService, part_of
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import dequeue, enqueue
 from penstock.schedule.sequence import Phase, Sequence
@@ -22,6 +22,7 @@ Order = tuple[float, ...]
 
 _NO_SHARE = TenantShare()
 _UNKNOWN = math.inf  # the level of a sequence whose place may still change: such sequences follow those that have one
+ENTRY_TOKENS = 64  # prompt tokens of others in a step in which a tenant with little to do comes to its place
 _OVERDUE = -1.0  # the rank of a sequence that has waited for its class's max_wait
 
 
@@ -30,13 +31,14 @@ class FairQueue:
 
     def __init__(self, policy: Policy, places: int, accounts: StepAccounts) -> None:
         """`places`: sequences that may run at a time. `accounts` are notified whether there is work."""
-        self.now = 0.0  # seconds; the scheduler sets it before it plans a step
+        self.now = 0.0  # seconds
         self.counters = ServiceCounters()
         self._accounts = accounts
         self._policy = policy
         self._places = places
         self._length = 0
         self._running = Counter[int]()  # sequences that run, by the rank of their class
+        self._entering: Sequence | None = None  # see `begin`
 
     def __len__(self) -> int:
         return self._length
@@ -62,6 +64,8 @@ class FairQueue:
 
     def peek(self) -> Sequence | None:
         """Return the sequence to start next. None if all that wait are of classes that must leave places free."""
+        if self._entering is not None and self._entering.phase is Phase.WAITING:
+            return self._entering
         first: Sequence | None = None
         least: Order = (math.inf,)
         for name in self.counters.live:
@@ -96,17 +100,18 @@ class FairQueue:
         self._left(sequence, tenant)
 
     def charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
-        """Charge tenants for the output of a step, and note what each sequence used of it."""
-        self._accounts.note(step, now)
+        """Charge tenants for the output and the time of a step, before its results are applied."""
+        milliseconds = self._accounts.note(step, now)
         if not self.counters.contended:
             return
         tokens = Counter[str]()
         for sequence, given in zip(step.sequences, results, strict=True):
             if given.token_ids and sequence.phase is not Phase.DONE:
                 tokens[sequence.request.message.tenant] += len(given.token_ids)
-        for name, count in tokens.items():
+        for name, spent in milliseconds.items():
             tenant = self.counters.tenants[name]
-            tenant.charge(tenant.share.output_price, count)
+            tenant.charge(tenant.share.output_price, tokens[name])
+            tenant.charge(tenant.share.step_price, spent)
 
     def place(self, sequence: Sequence) -> Order:
         """Return where the sequence is in the order of this moment."""
@@ -126,40 +131,67 @@ class FairQueue:
         sequence.order, sequence.keeps_order = self.place(sequence), True
         enqueue(line, sequence)
 
-    def claim(self, running: Items[Sequence]) -> tuple[Sequence, Sequence] | None:
+    def begin(self, now: float) -> None:
+        """Note that a step is planned, before anything else is done for it.
+
+        Choose the sequence that enters in this step ahead of all others: the first one of the tenant that has been
+        served least, if all sequences of this tenant fit into its part of the batch. Those of others that were
+        preempted have places of an earlier time, and may come before it in the order.
+        """
+        self.now, self._entering = now, None
+        if not self._length or not self.counters.contended or (first := self.peek()) is None:
+            return
+        heads = [(tenant, tenant.head) for tenant in self._live_tenants() if tenant.waiting]
+        tenant, head = min(heads, key=lambda each: (_share(each[1]).rank, self.counters.level(each[0])))
+        fits = tenant.running + tenant.waiting <= part_of(tenant, self._live_tenants(), self._places)
+        if fits and _share(head).claims and self._may_start(head) and self.place(head)[0] <= self.place(first)[0]:
+            self._entering = head
+
+    def claim(self, running: Items[Sequence], blocked: Sequence | None) -> tuple[Sequence, Sequence] | None:
         """Return a waiting sequence that gets the place of a running one, and that one. None if there is no claim.
 
         A class takes places from classes with higher ranks. Within a class, a tenant all of whose sequences fit into
-        its part of the batch takes a place from the tenant that is most over its part. So tenants cannot take a place
-        from each other in turn, and each keeps at least one. Others get places as they become free.
+        its part of the batch takes a place from the tenant that is most over its part. If there were places but no KV
+        blocks for the first waiting sequence, `blocked`, blocks count instead. So tenants cannot take from each other
+        in turn, and each keeps at least one place. Others get places as they become free.
         """
-        if len(running) < self._places or (taker := self.peek()) is None:
+        if (taker := self.peek()) is None or (len(running) < self._places and taker is not blocked):
             return None
-        share, tenant = _share(taker), self._tenant(taker)
-        rank = share.rank
+        rank, by_blocks = _share(taker).rank, len(running) < self._places
         if (lower := next((each for each in reversed(running) if _share(each).rank > rank), None)) is not None:
             return taker, lower
-        if not share.claims or not self.counters.contended:
+        if taker is not self._entering:
             return None
-        equals = [each for each in running if _share(each).rank == rank]
-        tenants = [self.counters.tenants[name] for name in self.counters.live]
-        if tenant.running + tenant.waiting > places_of(tenant, tenants, self._places):
-            return None
-        over = {other: other.running - places_of(other, tenants, self._places) for other in tenants}
-        most = max((self._tenant(each) for each in equals), key=over.__getitem__, default=None)
-        if most is None or most is tenant or over[most] < 1:
+        used = Counter[TenantService]()
+        for each in running:
+            used[self._tenant(each)] += each.slots if by_blocks else 1
+        tenants = self._live_tenants()
+        whole = used.total() if by_blocks else self._places
+
+        def over(tenant: TenantService) -> float:
+            return used[tenant] - part_of(tenant, tenants, whole)
+
+        equals, own = [each for each in running if _share(each).rank == rank], self._tenant(taker)
+        most = max((self._tenant(each) for each in equals), key=over, default=None)
+        if most is None or most is own or over(most) < 1 or most.running < 2 or over(own) > 0:
             return None
         return taker, next(each for each in reversed(equals) if self._tenant(each) is most)
+
+    def cap(self, sequence: Sequence) -> int | None:
+        """Return how many prompt tokens a step may have of all sequences that are to keep it short for others. None if
+        this one is not among them."""
+        share = _share(sequence)
+        if share.step_tokens and any(count and rank < share.rank for rank, count in self._running.items()):
+            return share.step_tokens
+        if self._entering is not None and self._tenant(sequence) is not self._tenant(self._entering):
+            return ENTRY_TOKENS
+        return None
 
     def behind(self, victim: Sequence, taker: Sequence) -> Order:
         """Return the place of a sequence that gives its place to one after it: behind that one, and where its tenant is
         now. So it can take nothing back."""
         rank, _, *rest = victim.order
         return max((rank, self.counters.level(self._tenant(victim)), *rest), (*taker.order, victim.id))
-
-    def outranked(self, rank: int) -> bool:
-        """Return True if a class with a lower rank runs."""
-        return any(count and other < rank for other, count in self._running.items())
 
     def victim(self, later: Items[Sequence], running: Items[Sequence]) -> Sequence:
         """Return which of `later` loses its KV blocks: of the last class, the tenant that is most over its part of the
@@ -181,6 +213,9 @@ class FairQueue:
             return True
         own = sum(count for rank, count in self._running.items() if rank >= share.rank)
         return own < max(self._places - share.held_back, 1)
+
+    def _live_tenants(self) -> list[TenantService]:
+        return [self.counters.tenants[name] for name in self.counters.live]
 
     def _tenant(self, sequence: Sequence) -> TenantService:
         return self.counters.tenants[sequence.request.message.tenant]

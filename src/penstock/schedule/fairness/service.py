@@ -18,7 +18,7 @@ from penstock.schedule.sequence import Sequence
 class TenantService:
     """One tenant: its service, its waiting sequences and the number of those that run."""
 
-    __slots__ = ("lines", "running", "served", "share", "waiting")
+    __slots__ = ("lines", "returned", "running", "served", "share", "waiting")
 
     def __init__(self) -> None:
         self.share = TenantShare()  # of its newest request
@@ -26,9 +26,15 @@ class TenantService:
         self.lines: dict[int, list[Sequence]] = {}  # waiting sequences by the rank of their class, each line in order
         self.waiting = 0
         self.running = 0
+        self.returned = False  # it had nothing that waited, and has started nothing since
 
-    def charge(self, price: float, tokens: int) -> None:
-        self.served += price * tokens / self.share.weight
+    @property
+    def head(self) -> Sequence:
+        """The first of the waiting sequences, of which there is at least one."""
+        return self.lines[min(rank for rank, line in self.lines.items() if line)][0]
+
+    def charge(self, price: float, amount: float) -> None:
+        self.served += price * amount / self.share.weight
 
 
 class ServiceCounters:
@@ -53,21 +59,25 @@ class ServiceCounters:
         return tenant
 
     def lift(self, tenant: TenantService) -> None:
-        """Raise the service of a tenant that had no waiting request, before its first one waits."""
+        """Raise the service of a tenant that had no waiting request, before its first one waits. It comes before equal
+        tenants, or it would wait for a step only to see them charged."""
         waiting = [other.served for other in self.tenants.values() if other.waiting]
         last = 0.0 if self._last is None else self._last.served
         tenant.served = max(tenant.served, min(waiting, default=last))
+        tenant.returned = True
 
     def level(self, tenant: TenantService) -> float:
         """Return the service that the tenant's place in the queue depends on. During its quantum it does not grow, and
         comes before equal ones."""
-        return math.nextafter(self._turn_began, -math.inf) if self._has_turn(tenant) else tenant.served
+        turn = self._has_turn(tenant)
+        served = self._turn_began if turn else tenant.served
+        return math.nextafter(served, -math.inf) if turn or tenant.returned else served
 
     def take_turn(self, tenant: TenantService) -> None:
         """Note that a sequence of the tenant starts."""
         if not self._has_turn(tenant):
             self._turn, self._turn_began = tenant, tenant.served
-        self._last = tenant
+        self._last, tenant.returned = tenant, False
 
     def _has_turn(self, tenant: TenantService) -> bool:
         return tenant is self._turn and tenant.served < self._turn_began + tenant.share.quantum
@@ -82,7 +92,6 @@ class ServiceCounters:
 MOST_TENANTS = 16_384  # idle tenants' counters are dropped beyond this number
 
 
-def places_of(tenant: TenantService, tenants: list[TenantService], places: int) -> float:
-    """Return the tenant's part of `places` in the batch by its weight among `tenants`; at least 1."""
-    total = math.fsum(other.share.weight for other in tenants)
-    return max(1.0, places * tenant.share.weight / total) if total else float(places)
+def part_of(tenant: TenantService, tenants: list[TenantService], whole: float) -> float:
+    """Return the tenant's part of a whole by its weight among `tenants`; at least 1."""
+    return max(1.0, whole * tenant.share.weight / math.fsum(other.share.weight for other in tenants))

@@ -1,4 +1,4 @@
-// A chart of up to five minutes, drawn by uPlot.
+// A chart over time, of up to five minutes unless `span` has other seconds, drawn by uPlot.
 import { Component, html } from "../vendor/preact.js";
 import { WINDOW } from "./history.js";
 
@@ -48,7 +48,7 @@ export class Chart extends Component {
   range() {
     const { time } = this.props.history.columns;
     const max = time.at(-1);
-    return { min: max - Math.min(WINDOW, Math.max(SHORTEST, max - time[0])), max };
+    return { min: max - Math.min(this.props.span ?? WINDOW, Math.max(SHORTEST, max - time[0])), max };
   }
 
   // Stacked series are drawn from the last one to the first: each is the sum of itself and those before it.
@@ -77,7 +77,7 @@ export class Chart extends Component {
       cursor: { y: false, points: { size: 7 }, sync: { key: "dashboard" } },
       scales: { x: { time: true, range: (plot, min, max) => [min, max] }, y: { range: (plot, min, max) => [0, Math.max(max > 0 ? max * 1.15 : 1, whole ? 4 : 0)] } },
       axes: [
-        { stroke: muted, font, grid: { show: false }, ticks: { show: false }, size: 24, space: 80, values: "{HH}:{mm}:{ss}" },
+        { stroke: muted, font, grid: { show: false }, ticks: { show: false }, size: 24, space: 80, values: this.props.span ? "{HH}:{mm}" : "{HH}:{mm}:{ss}" },
         { stroke: muted, font, grid, ticks: { show: false }, size: 40, space: 36, values: (plot, ticks) => ticks.map((tick) => this.short(tick)) },
       ],
       series: [

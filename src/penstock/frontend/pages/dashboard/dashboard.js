@@ -4,6 +4,7 @@ import { fetchJSON } from "../shared/api.js";
 import { formatCount, formatSeconds, Header, Icon, KeyDialog } from "../shared/shell.js";
 import { Chart } from "./chart.js";
 import { History } from "./history.js";
+import { Tenants, useTenants } from "./tenants.js";
 
 const PERIOD = 1000; // milliseconds between two reads
 const LATE = 5000; // after an error
@@ -75,7 +76,7 @@ function Panel({ title, note, wide, children }) {
 
 const COLORS = { a: "--series-a", b: "--series-b", c: "--series-c" };
 
-function Board({ history }) {
+function Board({ history, usage }) {
   const { now, last } = history;
   const busy = now.running + now.waiting;
   return html`
@@ -114,6 +115,7 @@ function Board({ history }) {
       <${Panel} title="KV cache" note="${now.block_size} tokens in a block">
         ${now.blocks.map((pool, i) => pool.total > 0 && html`<${BlockMap} pool=${pool} size=${now.block_size} name=${now.blocks.length > 1 ? `Group ${i + 1}` : ""} />`)}
       <//>
+      ${usage?.rows.length > 0 && html`<${Tenants} usage=${usage} Panel=${Panel} />`}
     </div>`;
 }
 
@@ -132,6 +134,7 @@ function App() {
     connect();
   };
   const { history, problem, keyNeeded } = reader.current ?? {};
+  const usage = useTenants(keyNeeded);
   const state = problem ? "unreachable" : (history?.now?.state ?? "connecting");
   const words = { ready: "Serving", restarting: "The engine is started again", asleep: "Asleep: a request wakes it", ended: "The engine has ended", unreachable: "No answer", connecting: "Connecting" };
   return html`<${Header} model=${model} />
@@ -139,7 +142,7 @@ function App() {
       <div class="heading"><h1>Dashboard</h1><span class="state ${state}"><i></i><span role="status">${words[state]}</span></span>
         ${history?.now?.restarts > 0 && html`<span class="state">${history.now.restarts} engine restarts</span>`}</div>
       ${problem && !keyNeeded && html`<div class="problem" role="alert"><${Icon} name="warn" /> ${problem}</div>`}
-      ${history?.now && html`<${Board} history=${history} />`}
+      ${history?.now && html`<${Board} history=${history} usage=${usage} />`}
     </main>
     ${keyNeeded && html`<${KeyDialog} onDone=${keyed} />`}`;
 }
