@@ -70,6 +70,7 @@ def random_scenario(seed: int) -> Scenario:
         traffic["shared"] = {"tokens": 64, "groups": 3}
     if chance.random() < 0.3:
         traffic["session"] = {"turns": 3, "think": 0.5}
+    traffic["tenant"] = chance.choice(["", "one"])
     replica = {
         "model": "smollm2-135m",
         "device": chance.choice(["L4", "CPU-2", "H100"]),
@@ -85,6 +86,7 @@ def random_scenario(seed: int) -> Scenario:
         "start_seconds": 0.5,
         "region": "here",
         "spot": chance.random() < 0.3,
+        "tenants": chance.random() < 0.2,
     }
     if "session" in traffic:
         replica["kv_tokens"] = 4096
@@ -101,7 +103,7 @@ def random_scenario(seed: int) -> Scenario:
     }
     return scenario(
         seed=seed,
-        router=chance.choice(["round_robin", "random", "least_loaded"]),
+        router=chance.choice(["round_robin", "random", "least_loaded", "cluster"]),
         front_seconds=chance.choice([0.0, 0.003]),
         drain=chance.choice([1.0, 300.0]),
         traffic={"a": {"name": "a", **traffic}},
@@ -135,7 +137,7 @@ def test_requests_blocks_tokens_and_money_are_conserved(block: int) -> None:
                 replica.scheduler.check()
             flying = set(replica.in_flight)
             assert flying <= {each.number for each in outcome.requests if each.status == "open"}
-            if not flying and not replica.scheduler.has_work:
+            if not flying and not replica.computes:
                 assert not any(replica.scheduler.stats().blocks_held)
         # Money: what replicas were paid for, at their price.
         spec = one.replicas["r"]
@@ -188,7 +190,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
     )
     simulation, outcome = run(one)
     (request,) = outcome.requests
-    busy = simulation.replicas["r-0"].executor.busy
+    busy = simulation.replicas["r-0"].busy
     assert request.status == "done" and request.end == busy
     assert 0 < request.first < request.end
 

@@ -47,15 +47,13 @@ class LeastLoaded:
         self._chosen = 0
 
     def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
-        best = min(replicas, key=lambda replica: (_load(replica), self._order.get(replica.name, 0)))
+        best = min(
+            replicas,
+            key=lambda each: (each.queue.tokens + len(each.in_flight), self._order.get(each.name, 0)),
+        )
         self._chosen += 1
         self._order[best.name] = self._chosen
         return best
-
-
-def _load(replica: SimulatedReplica) -> int:
-    waiting = sum([request.prompt_tokens for request in replica.waiting.values()])
-    return waiting + len(replica.in_flight)
 
 
 def make_router(name: str, seed: int) -> SimulatedRouter:
