@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 import msgspec
+import numpy as np
 from calm import Watch
 from servers import free_port, running
 
@@ -36,7 +37,7 @@ VOCABULARY = 40_000
 FIT = (LengthRange(16, 600), LengthRange(4, 120))
 JUDGE = (LengthRange(40, 320), LengthRange(24, 72))
 WARM, BURST = 16, 32  # requests
-FIT_LOADS = ((0.3, 16), (0.9, 32))  # shares of the capacity, and requests; the first one is the quiet load
+FIT_LOADS = ((0.3, 16), (0.9, 32))  # shares of the capacity, and requests
 
 
 class Rates(msgspec.Struct):
@@ -56,7 +57,7 @@ class Times(msgspec.Struct):
 class Round(msgspec.Struct):
     """The answers of real servers in one round."""
 
-    quiet: Times
+    fitted: list[Times]  # for each load of FIT_LOADS
     judged: dict[str, Times]  # by share
     fitted_requests: int  # that each server got before those to judge by
     seconds: float
@@ -109,7 +110,7 @@ def _run_round(folder: Path, count: int, place: int, requests: int, watch: Watch
             asked += len(load)
         judged = {str(share): _times(_ask(urls, _judge_load(rates, share, requests))) for share in SHARES}
         calm = watch.share(began, time.perf_counter())
-        done = Round(answers[0], judged, asked // count, time.perf_counter() - began, calm)
+        done = Round(answers, judged, asked // count, time.perf_counter() - began, calm)
         stack.close()
         for log in logs:
             shutil.move(log, folder)
@@ -198,18 +199,26 @@ def _cases(folder: Path, count: int, runs: int, requests: int) -> list[dict[str,
     assert isinstance(begin, Started)
     fitted = folder / f"{count}-cost.json"
     fitted.write_text(json.dumps(msgspec.to_builtins(FittedEngine(begin.config, begin.capacity, fit(steps)))))
-    quiet = mean(each.ttft for each in _simulated(_fit_loads(rates)[0], fitted, count, 0.0))
-    front = max(mean(mean(one.quiet.ttft) for one in rounds) - quiet, 0.0)
-    common = {"replicas": count, "rounds": len(rounds), "plans made again": plans, "front_ms": round(1e3 * front, 2)}
+    fronts = [_front(rounds, load, fitted, count, place) for place, load in enumerate(_fit_loads(rates))]
+    common = {"replicas": count, "rounds": len(rounds), "plans made again": plans}
     common |= {"calm": [one.calm for one in rounds], "seconds": round(max(one.seconds for one in rounds))}
     cases = []
     for share in SHARES:
+        # The API process and the client wait longer for a processor the busier the engines are.
+        front = float(np.interp(share, [each for each, _ in FIT_LOADS], fronts))
         records = _simulated(_judge_load(rates, share, requests), fitted, count, front)
         simulated = _figures(Times([each.ttft for each in records], [each.tpot for each in records]))
         real = [_figures(one.judged[str(share)]) for one in rounds]
         compared = {name: _compared(name, [each[name] for each in real], simulated[name]) for name in simulated}
-        cases.append({**common, "share": share, "rate": round(share * rates.judge, 3), **compared})
+        rate = round(share * rates.judge, 3)
+        cases.append({**common, "share": share, "rate": rate, "front_ms": round(1e3 * front, 2), **compared})
     return cases
+
+
+def _front(rounds: Sequence[Round], load: Sequence[WorkloadRequest], fitted: Path, count: int, place: int) -> float:
+    """Returns the seconds that the way to the engine and back takes at a load of the fitting workload."""
+    real = mean(mean(one.fitted[place].ttft) for one in rounds)
+    return max(real - mean(each.ttft for each in _simulated(load, fitted, count, 0.0)), 0.0)
 
 
 def _compared(name: str, real: Sequence[float], simulated: float) -> dict[str, Any]:

@@ -52,6 +52,14 @@ def test_what_is_said_of_quick_scenarios_is_judged(name: str) -> None:
     assert verdicts[0].holds, verdicts[0].text
 
 
+def test_the_scenario_of_the_page_can_be_built(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    assert len(load_scenario(str(path)).variants) == 2
+    load_and_build(str(path))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

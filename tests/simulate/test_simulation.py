@@ -49,7 +49,7 @@ def random_scenario(seed: int) -> Scenario:
     arrivals = chance.choice(
         [
             {"kind": "poisson", "rate": rate, "burstiness": chance.choice([0.2, 1.0, 5.0])},
-            {"kind": "on_off", "rate": rate, "on": 1.0, "off": 0.5},
+            {"kind": "on_off", "rate": rate, "active": 1.0, "pause": 0.5},
             {"kind": "flash", "rate": 2, "peak": rate, "at": 1.0, "rise": 0.5, "hold": 1.0, "fall": 1.0},
             {"kind": "ramp", "low": 1, "high": rate, "steps": chance.choice([0, 4])},
             {"kind": "closed", "users": 8, "think": 0.3},
@@ -103,7 +103,7 @@ def random_scenario(seed: int) -> Scenario:
     }
     return scenario(
         seed=seed,
-        router=chance.choice(["round_robin", "random", "least_loaded", "cluster"]),
+        router=chance.choice(["round_robin", "least_loaded", "cluster"]),
         front_seconds=chance.choice([0.0, 0.003]),
         drain=chance.choice([1.0, 300.0]),
         traffic={"a": {"name": "a", **traffic}},

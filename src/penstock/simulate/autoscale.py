@@ -13,10 +13,9 @@ from penstock.simulate.replica import SimulatedReplica
 from penstock.simulate.simulation import Simulation
 
 RATE_SECONDS = 60.0  # over which the load is averaged
-# The horizontal autoscaler of Kubernetes with its defaults: autoscaling/v2.
+# The horizontal autoscaler of Kubernetes, autoscaling/v2, with its defaults but no limit to how fast it goes up.
 HPA_TOLERANCE = 0.1
 HPA_STABILIZATION = 300.0  # seconds for which the highest recommendation counts
-HPA_FASTEST = (2, 4)  # times the replicas, or so many more, at each decision
 
 Rate = Callable[[float], float]  # second of the simulation -> tokens a second that are expected
 
@@ -67,10 +66,8 @@ class Autoscaler:
         if not share:
             return {}
         points = [BUCKET * (each + 0.5) / 10 for each in range(10)]
-        return {
-            number: (sum(share * self._expected(number * BUCKET + point) for point in points), len(points))
-            for number in range(math.ceil(DAY / BUCKET))
-        }
+        buckets = range(math.ceil(DAY / BUCKET))
+        return {each: (sum(share * self._expected(each * BUCKET + point) for point in points), 10) for each in buckets}
 
     def _tick(self) -> None:
         now = self._simulation.clock.now
@@ -120,8 +117,7 @@ class Autoscaler:
         while self._recommended[0][0] <= seen.at - HPA_STABILIZATION:
             self._recommended.popleft()
         highest = max(count for _, count in self._recommended)
-        fastest = max(current * HPA_FASTEST[0], current + HPA_FASTEST[1])
-        return min(max(min(desired, fastest), min(highest, current), self._policy.least), self._policy.most)
+        return min(max(desired, min(highest, current), self._policy.least), self._policy.most)
 
     def _oracle(self, now: float) -> int:
         """The least that suffices from now until a replica that is ordered at the next decision is ready."""

@@ -1,7 +1,7 @@
 """Builds a simulation from a scenario: sizes replicas, makes engines, traffic and faults."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
             groups.setdefault(group, []).append(name)
             machine = machines[number % spec.machines] if machines else None
             plans[name] = ReplicaPlan(
-                _maker(sized, name, group, machine, clock),
+                partial(_make_replica, sized, name, group, machine, clock),
                 price=sized.price,
                 devices=sized.devices,
                 share=spec.machines / spec.count if spec.machines else 1.0,
@@ -155,13 +155,13 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
     faults = Faults(simulation, groups, regions, scenario.seed, scenario.duration)
     for name, fault in scenario.faults.items():
         faults.schedule(name, fault)
-    scaled = {spec.group for spec in scenario.autoscale.values()}
-    for group, names in groups.items():
-        for name in names if group not in scaled else ():
+    scaled = {each.group for each in scenario.autoscale.values()}
+    for group, members in groups.items():
+        for name in members if group not in scaled else ():
             simulation.start(name, 0.0)
-    for spec in scenario.autoscale.values():
-        seconds = scenario.replicas[spec.group].start_seconds
-        Autoscaler(simulation, spec, groups[spec.group], seconds, _expected_load(scenario)).begin()
+    for each in scenario.autoscale.values():
+        seconds = scenario.replicas[each.group].start_seconds
+        Autoscaler(simulation, each, groups[each.group], seconds, _expected_load(scenario)).begin()
     return simulation
 
 
@@ -176,36 +176,32 @@ def _expected_load(scenario: Scenario) -> Rate:
     return lambda at: sum(rate(at) * tokens for rate, tokens in parts)
 
 
-def _maker(
+def _make_replica(
     sized: SizedGroup, name: str, group: str, machine: Machine | None, clock: EventClock
-) -> Callable[[], SimulatedReplica]:
-    """Returns a function that makes a replica, empty. Without `machine` it has one of its own."""
+) -> SimulatedReplica:
+    """Returns a replica, empty. Without `machine` it has one of its own."""
     spec, capacity = sized.spec, sized.capacity
-
-    def make() -> SimulatedReplica:
-        slots, scheduler = sized.limits.max_num_seqs, None
-        if spec.batching != "continuous":
-            # A batch reserves max_model_len tokens for each row, as there are no pages.
-            room = min((group.num_blocks - 1) * capacity.block_size for group in capacity.groups)
-            slots = max(min(spec.batch, room // sized.limits.max_model_len), 1)
-            scheduler = BatchScheduler(slots, spec.window)
-        queue = RequestQueue(
-            max_num_seqs=slots,
-            max_waiting=spec.max_waiting,
-            max_waiting_tokens=DEFAULTS["max_waiting_tokens"],
-            clock=clock,
-        )
-        return SimulatedReplica(
-            name,
-            group,
-            name if spec.own_models else spec.model,
-            spec.region,
-            scheduler or Scheduler(sized.limits, capacity),
-            capacity,
-            sized.cost,
-            machine or Machine(),
-            queue,
-            clock,
-        )
-
-    return make
+    slots, scheduler = sized.limits.max_num_seqs, None
+    if spec.batching != "continuous":
+        # A batch reserves max_model_len tokens for each row, as there are no pages.
+        room = min((group.num_blocks - 1) * capacity.block_size for group in capacity.groups)
+        slots = max(min(spec.batch, room // sized.limits.max_model_len), 1)
+        scheduler = BatchScheduler(slots, spec.window)
+    queue = RequestQueue(
+        max_num_seqs=slots,
+        max_waiting=spec.max_waiting,
+        max_waiting_tokens=DEFAULTS["max_waiting_tokens"],
+        clock=clock,
+    )
+    return SimulatedReplica(
+        name,
+        group,
+        name if spec.own_models else spec.model,
+        spec.region,
+        scheduler or Scheduler(sized.limits, capacity),
+        capacity,
+        sized.cost,
+        machine or Machine(),
+        queue,
+        clock,
+    )

@@ -1,6 +1,7 @@
 """The figures of a run, and its series over time. Times are in milliseconds, shares in %."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def figures_of(outcome: Outcome, slo: Targets) -> dict[str, float | None]:
         "moves": sum(each.moves for each in requests),
         "seconds": totals.seconds,
         "throughput_rps": len(done) / span,
+        "throughput_rps_max": max(Counter(each.end // 10**9 for each in done).values(), default=0),
         "output_tokens_per_s": output / span,
     }
     for name, values in _times(done).items():

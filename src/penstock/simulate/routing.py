@@ -1,6 +1,5 @@
 """How a simulation chooses a replica for a request: by the production router, or by simple ones to compare it with."""
 
-import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,32 +27,16 @@ class RoundRobin:
         return replicas[(self._next - 1) % len(replicas)]
 
 
-class RandomChoice:
-    """Any replica, with equal chances."""
-
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(f"{seed}/router")
-
-    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
-        return self._chance.choice(replicas)
-
-
 class LeastLoaded:
-    """The replica with the fewest tokens to compute, by what was sent to it. Of equal ones, the one chosen longest
-    ago."""
+    """The replica with the fewest tokens to compute, by what was sent to it. Equal ones take turns."""
 
     def __init__(self) -> None:
-        self._order: dict[str, int] = {}
-        self._chosen = 0
+        self._turn = 0
 
     def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
-        best = min(
-            replicas,
-            key=lambda each: (each.queue.tokens + len(each.in_flight), self._order.get(each.name, 0)),
-        )
-        self._chosen += 1
-        self._order[best.name] = self._chosen
-        return best
+        self._turn = (self._turn + 1) % len(replicas)
+        in_turn = (*replicas[self._turn :], *replicas[: self._turn])
+        return min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight))
 
 
 def make_router(name: str, seed: int) -> SimulatedRouter:
@@ -61,10 +44,8 @@ def make_router(name: str, seed: int) -> SimulatedRouter:
     match name:
         case "round_robin":
             return RoundRobin()
-        case "random":
-            return RandomChoice(seed)
         case "least_loaded":
             return LeastLoaded()
         case "cluster":
             return ClusterRouter(seed)
-    raise ValueError(f"the router {name!r} is not known: name cluster, least_loaded, round_robin or random")
+    raise ValueError(f"the router {name!r} is not known: name cluster, least_loaded or round_robin")
