@@ -217,7 +217,7 @@ def _cases(folder: Path, count: int, runs: int, requests: int) -> list[dict[str,
 
 def _front(rounds: Sequence[Round], load: Sequence[WorkloadRequest], fitted: Path, count: int, place: int) -> float:
     """Returns the seconds that the way to the engine and back takes at a load of the fitting workload."""
-    real = mean(mean(one.fitted[place].ttft) for one in rounds)
+    real = mean(mean(one.fitted[place].ttft) for one in rounds if place < len(one.fitted))
     return max(real - mean(each.ttft for each in _simulated(load, fitted, count, 0.0)), 0.0)
 
 
