@@ -1,36 +1,66 @@
 """Measures the simulator: its speed, and how exact it is.
 
     python benchmarks/simulator.py speed mooncake_conversation.jsonl --json FILE
-    python benchmarks/simulator.py accuracy --json FILE
+    python benchmarks/simulator.py traces mooncake_conversation.jsonl --speed 1 --speed 4 --dynamo PYTHON --json FILE
+    python benchmarks/simulator.py accuracy FOLDER --seconds 280 --json FILE
     python benchmarks/simulator.py gpu --json FILE
     python benchmarks/simulator.py aiconfigurator PYTHON --json FILE
 
 `speed`: a trace on eight replicas, beside the time that the schedulers alone take for the same steps, in turn.
+`traces`: a trace on eight replicas, with round robin and the fleet's router, at several speeds; --cost dynamo takes the
+step times that Dynamo's replay has by default, and --dynamo runs that as well, in PYTHON that has ai-dynamo.
 `accuracy`: real servers of SmolLM2-135M and their simulation, at 50, 80 and 95% of their capacity. The cost of steps
-is fitted to another workload. `gpu`: the cost model beside results/gpu.json. `aiconfigurator`: the cost model beside
+is fitted to another workload. FOLDER keeps the rounds: each call runs as many of those it lacks as --seconds suffice
+for, and compares all so far. `gpu`: the cost model beside results/gpu.json. `aiconfigurator`: the cost model beside
 the measured tables of aiconfigurator-core, which PYTHON can import.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from results import JSON, write
 from simulator_figures.accuracy import accuracy_figures
 from simulator_figures.gpu import gpu_figures, table_figures
 from simulator_figures.speed import speed_figures
+from simulator_figures.traces import dynamo_figures, trace_figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
-def speed(trace: Path, rounds: int = 3, json: Annotated[Path | None, JSON] = None) -> None:
-    write({"benchmark": "simulator speed", **speed_figures(trace, rounds)}, json)
+def speed(
+    trace: Path,
+    router: list[str] = ["round_robin", "cluster"],  # noqa: B006
+    rounds: int = 1,
+    json: Annotated[Path | None, JSON] = None,
+) -> None:
+    write({"benchmark": "simulator speed", **speed_figures(trace, router, rounds)}, json)
 
 
 @app.command()
-def accuracy(runs: int = 5, requests: int = 60, json: Annotated[Path | None, JSON] = None) -> None:
-    write({"benchmark": "simulator accuracy", **accuracy_figures(runs, requests)}, json)
+def traces(
+    trace: Path,
+    speed: list[float] = [1.0, 2.0, 4.0],  # noqa: B006
+    cost: Literal["ours", "dynamo"] = "ours",
+    dynamo: Path | None = None,
+    json: Annotated[Path | None, JSON] = None,
+) -> None:
+    figures = {"ours": trace_figures(trace, speed, cost)}
+    if dynamo is not None:
+        figures["dynamo"] = dynamo_figures(dynamo, trace, speed)
+    write({"benchmark": "simulator traces", "trace": trace.name, "cost": cost, **figures}, json)
+
+
+@app.command()
+def accuracy(
+    folder: Path,
+    runs: int = 5,
+    requests: int = 50,
+    seconds: float = 280.0,
+    json: Annotated[Path | None, JSON] = None,
+) -> None:
+    write({"benchmark": "simulator accuracy", **accuracy_figures(folder, runs, requests, seconds)}, json)
 
 
 @app.command()

@@ -51,7 +51,9 @@ def paced_executor(config: Any) -> Any:
     """An executor that gives each sequence the next token of the text, at a fixed pace."""
     from penstock.engine.main import scheduler_config
     from penstock.messages import Capacity, KVGroup, MemoryRow, StepPlan
-    from penstock.simulate import SimulatedExecutor, SimulatedSequence
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tests` is not installed
+    from tests.plan_checks import SimulatedExecutor, SimulatedSequence
 
     given = json.loads(config.model)
     ids = given["ids"]

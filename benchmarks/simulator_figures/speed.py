@@ -3,11 +3,9 @@
 import resource
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import msgspec
 
 from penstock.messages import GenerateRequest, SequenceResult, StepPlan, StepResult
 from penstock.schedule import Scheduler
@@ -15,43 +13,32 @@ from penstock.simulate.build import build, size_group
 from penstock.simulate.costs.counter import StepCounter
 from penstock.simulate.figures import figures_of
 from penstock.simulate.prices import load_prices
-from penstock.simulate.scenario import load_scenario
 from penstock.simulate.simulation import Simulation
 from penstock.simulate.traffic.request import SimulatedRequest
+from simulator_figures.traces import mooncake
 
-ROUTERS = ("round_robin", "cluster")
 
-
-def speed_figures(trace: Path, rounds: int) -> dict[str, Any]:
-    """Returns seconds of CPU for each router, and for the schedulers alone with the same requests."""
-    scenario = next(iter(load_scenario("mooncake").variants.values()))
-    traffic = msgspec.structs.replace(
-        scenario.traffic["conversation"],
-        trace=msgspec.structs.replace(scenario.traffic["conversation"].trace, file=str(trace.absolute())),
-    )
-    scenario = msgspec.structs.replace(scenario, traffic={"conversation": traffic})
-    seconds: dict[str, list[float]] = {name: [] for name in (*ROUTERS, "schedulers alone")}
-    figures: dict[str, Any] = {}
+def speed_figures(trace: Path, routers: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Returns seconds of CPU for each router, and in turn for the schedulers alone with the requests that it sent."""
+    found: dict[str, Any] = {"trace": trace.name}
+    for router in routers:
+        found[router] = {"seconds": [], "schedulers alone": []}
     for _ in range(rounds):
-        for router in ROUTERS:
-            simulation = build(msgspec.structs.replace(scenario, router=router), load_prices(), Path())
+        for router in routers:
+            scenario = mooncake(trace, router)
+            simulation = build(scenario, load_prices(), Path())
             sent = _recorded(simulation)
             begin = time.process_time()
             outcome = simulation.run()
-            seconds[router].append(time.process_time() - begin)
-            figures[router] = figures_of(outcome, scenario.slo)
-        begin = time.process_time()
-        steps = _schedulers_alone(scenario, sent)
-        seconds["schedulers alone"].append(time.process_time() - begin)
-    alone = median(seconds["schedulers alone"])
-    return {
-        "trace": trace.name,
-        "seconds": seconds,
-        "ratio": {name: round(median(seconds[name]) / alone, 3) for name in ROUTERS},
-        "steps alone": steps,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "figures": figures,
-    }
+            found[router]["seconds"].append(round(time.process_time() - begin, 2))
+            begin = time.process_time()
+            found[router]["steps"] = _schedulers_alone(scenario, sent)
+            found[router]["schedulers alone"].append(round(time.process_time() - begin, 2))
+            found[router]["figures"] = figures_of(outcome, scenario.slo)
+    for router in routers:
+        pairs = zip(found[router]["seconds"], found[router]["schedulers alone"], strict=True)
+        found[router]["ratios"] = [round(whole / alone, 3) for whole, alone in pairs]
+    return {**found, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
 
 
 def _recorded(simulation: Simulation) -> list[tuple[int, str, SimulatedRequest]]:

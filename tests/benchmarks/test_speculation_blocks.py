@@ -18,7 +18,7 @@ from penstock.messages import (
 )
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.schedule.drafts.speculation import Speculation
-from penstock.simulate import VirtualClock
+from tests.plan_checks import VirtualClock
 from tests.schedule.known_texts import Cost, KnownTexts, Text
 from tests.schedule.test_speculation import copies, noise, tiled
 

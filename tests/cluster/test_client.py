@@ -15,8 +15,8 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
 from penstock.engine.link.ipc import spawn
 from penstock.messages import EndsEngines, EngineError, ForgottenBlocks, QueueFull, RequestRejected, ResetCache
-from penstock.simulate import logprob_row
 from tests.engine.simulated import BACKEND, ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, until
+from tests.plan_checks import logprob_row
 from tests.schedule.simulated import request
 
 SLOW = Scenario(step_seconds=0.005)

@@ -122,6 +122,14 @@ def test_the_budget_is_the_last_limit() -> None:
     assert decide(seen(0.0, 1, 100.0), ScaleState(), poor).wanted == 2
 
 
+def test_there_is_one_source_of_the_number() -> None:
+    """Whoever else starts or ends engines changes nothing that is wanted: the load decides, and not the last number."""
+    for ready in (1, 2, 5, 12):
+        assert run([2300.0] * 3, ready=ready)[0].wanted == 3
+        decision = decide(seen(0.0, ready, 2300.0, pending=ready), ScaleState(wanted=ready), POLICY)
+        assert decision.wanted == 3
+
+
 def test_an_engine_that_never_gets_ready_blocks_nothing() -> None:
     """Decisions go on while one is pending: up for more load, and down later."""
     state = decide(seen(0.0, 1, 1500.0), ScaleState(), POLICY).state

@@ -35,7 +35,7 @@ from penstock.messages import (
     StepTiming,
     TokenDelta,
 )
-from penstock.simulate import VOCABULARY, SimulatedExecutor
+from tests.plan_checks import VOCABULARY, SimulatedExecutor
 from tests.schedule.simulated import expected_output
 
 RANK = (sys.executable, "-m", "tests.engine.ranks.simulated_rank")

@@ -26,9 +26,9 @@ from penstock.messages import (
     Sleep,
     Wake,
 )
-from penstock.simulate import logprob_row
 from tests.engine.processes import descriptors
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
+from tests.plan_checks import logprob_row
 from tests.schedule.simulated import request
 
 KINDS = ["thread", "process", "shared"]

@@ -25,8 +25,8 @@ from penstock.messages import (
     TokenDelta,
 )
 from penstock.schedule import Scheduler, SchedulerConfig
-from penstock.simulate import VOCABULARY, SimulatedExecutor, VirtualClock
 from tests.engine.simulated import BAD_SEED, Answer, expected
+from tests.plan_checks import VOCABULARY, SimulatedExecutor, VirtualClock
 from tests.schedule.invariants import check_scheduler
 from tests.schedule.simulated import request
 

@@ -18,10 +18,10 @@ from penstock.engine.link.wire import Ended, Ready
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EndsEngines, EngineError, EngineInfo, EngineStats, GenerateRequest, ResetCache
-from penstock.simulate import logprob_row
 from tests.engine.link.test_wire import INFO
 from tests.engine.processes import alive, children
 from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, shared, until
+from tests.plan_checks import logprob_row
 from tests.schedule.simulated import request
 
 Starter = Callable[..., Awaitable[StreamingClient]]

@@ -15,7 +15,7 @@ from penstock.messages import (
     StepResult,
 )
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
-from penstock.simulate import SimulatedExecutor, SimulatedSequence, VirtualClock
+from tests.plan_checks import SimulatedExecutor, SimulatedSequence, VirtualClock
 
 Cost = Callable[[int, int], float]  # (sequences, rows) -> seconds
 Forced = Callable[[list[int], list[int]], tuple[int, ...]]  # (tokens so far, all) -> those that a grammar forces next

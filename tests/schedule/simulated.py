@@ -16,7 +16,7 @@ from penstock.messages import (
 )
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
 from penstock.schedule.policy import Policy
-from penstock.simulate import VOCABULARY, SimulatedExecutor, logprob_row, mix, prefix_hashes, sample
+from tests.plan_checks import VOCABULARY, SimulatedExecutor, logprob_row, mix, prefix_hashes, sample
 from tests.schedule.invariants import check_scheduler
 
 

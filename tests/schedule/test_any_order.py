@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.messages import GenerateRequest, SamplingParams, TenantShare, Window
-from penstock.simulate import VOCABULARY, logprob_row, mix
+from tests.plan_checks import VOCABULARY, logprob_row, mix
 from tests.schedule.invariants import check_scheduler
 from tests.schedule.policies import AnyOrder
 from tests.schedule.simulated import Simulation, expected_output, simulation

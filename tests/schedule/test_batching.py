@@ -5,7 +5,7 @@ import pytest
 
 from penstock.messages import RequestRejected, StepPlan
 from penstock.schedule import SchedulerConfig
-from penstock.simulate import logprob_row
+from tests.plan_checks import logprob_row
 from tests.schedule.simulated import Simulation, expected_output, request, simulation
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from penstock.messages import SequenceResult, StepResult
-from penstock.simulate import VOCABULARY
+from tests.plan_checks import VOCABULARY
 from tests.schedule.simulated import Simulation, expected_output, request, simulation
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.messages import Window
-from penstock.simulate import logprob_row
+from tests.plan_checks import logprob_row
 from tests.schedule.simulated import Simulation, request, simulation
 
 

@@ -20,8 +20,8 @@ from penstock.engine.core import EngineCore
 from penstock.engine.link.wire import Add, Command, Step
 from penstock.messages import Capacity, GenerateRequest, KVGroup, StepPlan, TokenDelta
 from penstock.schedule import Scheduler, SchedulerConfig
-from penstock.simulate import VOCABULARY, SimulatedExecutor, VirtualClock, mix
 from tests.engine.simulated import Answer
+from tests.plan_checks import VOCABULARY, SimulatedExecutor, VirtualClock, mix
 from tests.schedule.invariants import check_scheduler
 from tests.schedule.simulated import expected_output, request
 

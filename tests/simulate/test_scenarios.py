@@ -52,6 +52,14 @@ def test_what_is_said_of_quick_scenarios_is_judged(name: str) -> None:
     assert verdicts[0].holds, verdicts[0].text
 
 
+def test_the_scenario_of_the_page_can_be_built(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    assert len(load_scenario(str(path)).variants) == 2
+    load_and_build(str(path))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -65,6 +73,9 @@ def test_what_is_said_of_quick_scenarios_is_judged(name: str) -> None:
         (("device: L4", "device: L4, tensor: 2"), "2"),
         (("title: good", "title: good\nrouter: best"), "the router 'best' is not known"),
         (("title: good", "title: good\nfaults: {k: {kind: kill, replica: x}}"), "concerns 'x', which does not exist"),
+        (("title: good", "title: good\nfaults: {c: {kind: cut, region: x}}"), "concerns 'x', which does not exist"),
+        (("title: good", "title: good\nfaults: {s: {kind: spot, group: r, every: 0}}"), "every 0.0: give 1 second"),
+        (("rate: 1}", "rate: 1}, weight: 0"), "weight 0.0: give a number above 0"),
         (("smollm2-135m, device: L4", "llama-3.1-70b, device: L4"), "llama-3.1-70b on 1 x L4: the model does not fit"),
         (("{a: {arrivals: {kind: poisson, rate: 1}}}", "{}"), "no traffic"),
         (("title: good", "- 1"), "is no"),

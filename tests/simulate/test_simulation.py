@@ -50,7 +50,7 @@ def random_scenario(seed: int) -> Scenario:
     arrivals = chance.choice(
         [
             {"kind": "poisson", "rate": rate, "burstiness": chance.choice([0.2, 1.0, 5.0])},
-            {"kind": "on_off", "rate": rate, "on": 1.0, "off": 0.5},
+            {"kind": "on_off", "rate": rate, "active": 1.0, "pause": 0.5},
             {"kind": "flash", "rate": 2, "peak": rate, "at": 1.0, "rise": 0.5, "hold": 1.0, "fall": 1.0},
             {"kind": "ramp", "low": 1, "high": rate, "steps": chance.choice([0, 4])},
             {"kind": "closed", "users": 8, "think": 0.3},
@@ -71,6 +71,7 @@ def random_scenario(seed: int) -> Scenario:
         traffic["shared"] = {"tokens": 64, "groups": 3}
     if chance.random() < 0.3:
         traffic["session"] = {"turns": 3, "think": 0.5}
+    traffic["tenant"] = chance.choice(["", "one"])
     replica = {
         "model": "smollm2-135m",
         "device": chance.choice(["L4", "CPU-2", "H100"]),
@@ -86,6 +87,7 @@ def random_scenario(seed: int) -> Scenario:
         "start_seconds": 0.5,
         "region": "here",
         "spot": chance.random() < 0.3,
+        "tenants": chance.random() < 0.2,
     }
     if "session" in traffic:
         replica["kv_tokens"] = 4096
@@ -102,7 +104,7 @@ def random_scenario(seed: int) -> Scenario:
     }
     return scenario(
         seed=seed,
-        router=chance.choice(["round_robin", "random", "least_loaded"]),
+        router=chance.choice(["round_robin", "least_loaded", "cluster"]),
         front_seconds=chance.choice([0.0, 0.003]),
         drain=chance.choice([1.0, 300.0]),
         traffic={"a": {"name": "a", **traffic}},
@@ -136,7 +138,7 @@ def test_requests_blocks_tokens_and_money_are_conserved(block: int) -> None:
                 check_scheduler(replica.scheduler)
             flying = set(replica.in_flight)
             assert flying <= {each.number for each in outcome.requests if each.status == "open"}
-            if not flying and not replica.scheduler.has_work:
+            if not flying and not replica.computes:
                 assert not any(replica.scheduler.stats().blocks_held)
         # Money: what replicas were paid for, at their price.
         spec = one.replicas["r"]
@@ -189,7 +191,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
     )
     simulation, outcome = run(one)
     (request,) = outcome.requests
-    busy = simulation.replicas["r-0"].executor.busy
+    busy = simulation.replicas["r-0"].busy
     assert request.status == "done" and request.end == busy
     assert 0 < request.first < request.end
 

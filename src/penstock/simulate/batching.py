@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from penstock.messages import (
     EngineStats,
-    FinishReason,
     GenerateRequest,
     NewSequence,
     RequestTiming,
@@ -21,7 +20,7 @@ from penstock.messages import (
 
 
 class BatchScheduler:
-    """Has the methods of Scheduler that EngineCore calls."""
+    """Has the methods of Scheduler that a simulated replica calls."""
 
     def __init__(self, size: int, window: float) -> None:
         self._size, self._window = size, window
@@ -46,10 +45,6 @@ class BatchScheduler:
         self._waiting = [each for each in self._waiting if each[0].request_id != request_id]
         return []
 
-    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int, now: float) -> list[TokenDelta]:
-        """Does nothing: rows end with their batch."""
-        return []
-
     def drop_late(self, now: float) -> list[tuple[str, float]]:
         """Returns nothing: deadlines are not known here."""
         return []
@@ -62,12 +57,12 @@ class BatchScheduler:
         return came if len(self._waiting) >= self._size else round(came + self._window, 9)  # a whole nanosecond
 
     @property
-    def has_work(self) -> bool:
-        """True while a batch runs."""
-        return bool(self._batch)
+    def num_running(self) -> int:
+        """The rows of the batch."""
+        return len(self._batch)
 
     @property
-    def num_running(self) -> int:
+    def useful_rows(self) -> int:
         """The rows that still need tokens."""
         return sum(request.sampling.max_tokens > self._made for request, _ in self._batch)
 

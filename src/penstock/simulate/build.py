@@ -1,19 +1,18 @@
 """Builds a simulation from a scenario: sizes replicas, makes engines, traffic and faults."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from penstock.config import DoesNotFit, EngineConfig
 from penstock.declared.settings import DEFAULTS
-from penstock.engine.link.wire import Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import Capacity, Identity, KVGroup
 from penstock.schedule import Scheduler, SchedulerConfig
+from penstock.simulate.autoscale import Autoscaler, Rate
 from penstock.simulate.batching import BatchScheduler
 from penstock.simulate.clock import EventClock
-from penstock.simulate.costed import CostedExecutor, Machine
 from penstock.simulate.costs.analytic import AnalyticCost
 from penstock.simulate.costs.devices import SimulatedDevice, find_device
 from penstock.simulate.costs.fitted import FittedEngine
@@ -21,10 +20,12 @@ from penstock.simulate.costs.work import StepCostModel
 from penstock.simulate.faults import Faults
 from penstock.simulate.models import find_spec
 from penstock.simulate.prices import PriceBook
-from penstock.simulate.replica import SimulatedReplica
+from penstock.simulate.replica import Machine, SimulatedReplica
 from penstock.simulate.routing import make_router
 from penstock.simulate.scenario import ReplicaSpec, Scenario
 from penstock.simulate.simulation import ReplicaPlan, Simulation
+from penstock.simulate.traffic.arrivals import rate_of
+from penstock.simulate.traffic.lengths import mean
 from penstock.simulate.traffic.request import TokenIds
 from penstock.simulate.traffic.workload import TrafficSource
 
@@ -89,6 +90,7 @@ def size_group(spec: ReplicaSpec, prices: PriceBook, folder: Path) -> SizedGroup
         max_model_len=engine.max_model_len,
         enable_prefix_caching=spec.prefix_caching and spec.kv == "paged",
         target_step_time=spec.target_step_ms / 1e3,
+        tenants=spec.tenants,
     )
     capacity = Capacity(
         size, groups, engine.depth, Identity(spec.model), vocab_size=VOCABULARY, late_ids=spec.pipeline == 1
@@ -126,18 +128,18 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
             groups.setdefault(group, []).append(name)
             machine = machines[number % spec.machines] if machines else None
             plans[name] = ReplicaPlan(
-                _maker(sized, name, group, machine, clock),
+                partial(_make_replica, sized, name, group, machine, clock),
                 price=sized.price,
                 devices=sized.devices,
                 share=spec.machines / spec.count if spec.machines else 1.0,
                 start_seconds=spec.start_seconds,
             )
-    names = {name for group, spec in scenario.replicas.items() for name in (group, spec.model, *groups[group])}
+    targets = {name for group, spec in scenario.replicas.items() for name in (group, spec.model, *groups[group])}
     for traffic in scenario.traffic.values():
         wanted = traffic.model if traffic.models == 1 else f"{traffic.model}-{traffic.models - 1}"
-        if wanted and wanted not in names:
+        if wanted and wanted not in targets:
             raise ValueError(
-                f"the traffic {traffic.name!r} is for {wanted!r}, which no replica has: name one of {sorted(names)}"
+                f"the traffic {traffic.name!r} is for {wanted!r}, which no replica has: name one of {sorted(targets)}"
             )
     simulation = Simulation(
         plans,
@@ -149,39 +151,57 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
         front_seconds=scenario.front_seconds,
         tracks=bool(scenario.faults),
     )
-    faults = Faults(simulation, groups, scenario.seed, scenario.duration)
+    regions = {spec.region for spec in scenario.replicas.values()}
+    faults = Faults(simulation, groups, regions, scenario.seed, scenario.duration)
     for name, fault in scenario.faults.items():
         faults.schedule(name, fault)
-    for group, spec in scenario.replicas.items():
-        for name in groups[group] if not spec.standby else ():
+    scaled = {each.group for each in scenario.autoscale.values()}
+    for group, members in groups.items():
+        for name in members if group not in scaled else ():
             simulation.start(name, 0.0)
+    for each in scenario.autoscale.values():
+        seconds = scenario.replicas[each.group].start_seconds
+        Autoscaler(simulation, each, groups[each.group], seconds, _expected_load(scenario)).begin()
     return simulation
 
 
-def _maker(
+def _expected_load(scenario: Scenario) -> Rate:
+    """Returns the mean of the tokens that requests bring in a second, as a function of time. Traffic without a rate,
+    such as a trace, counts as none."""
+    parts = [
+        (rate_of(spec.arrivals, scenario.duration)[0], mean(spec.prompt) + mean(spec.output))
+        for spec in scenario.traffic.values()
+        if spec.arrivals is not None
+    ]
+    return lambda at: sum(rate(at) * tokens for rate, tokens in parts)
+
+
+def _make_replica(
     sized: SizedGroup, name: str, group: str, machine: Machine | None, clock: EventClock
-) -> Callable[[Callable[[SimulatedReplica, Step], None]], SimulatedReplica]:
-    """Returns a function that makes a replica, empty. Without `machine` it has one of its own."""
+) -> SimulatedReplica:
+    """Returns a replica, empty. Without `machine` it has one of its own."""
     spec, capacity = sized.spec, sized.capacity
-
-    def make(post: Callable[[SimulatedReplica, Step], None]) -> SimulatedReplica:
-        place = machine or Machine()
-        executor = CostedExecutor(capacity, clock, sized.cost, place)
-        slots, scheduler = sized.limits.max_num_seqs, None
-        if spec.batching != "continuous":
-            # A batch reserves max_model_len tokens for each row, as there are no pages.
-            room = min((group.num_blocks - 1) * capacity.block_size for group in capacity.groups)
-            slots = max(min(spec.batch, room // sized.limits.max_model_len), 1)
-            scheduler = BatchScheduler(slots, spec.window)
-            executor.useful = lambda: scheduler.num_running
-        queue = RequestQueue(
-            max_num_seqs=slots,
-            max_waiting=spec.max_waiting,
-            max_waiting_tokens=DEFAULTS["max_waiting_tokens"],
-            clock=clock,
-        )
-        made = scheduler or Scheduler(sized.limits, capacity)
-        model = name if spec.own_models else spec.model
-        return SimulatedReplica(name, group, model, spec.region, made, executor, place, queue, clock, post)
-
-    return make
+    slots, scheduler = sized.limits.max_num_seqs, None
+    if spec.batching != "continuous":
+        # A batch reserves max_model_len tokens for each row, as there are no pages.
+        room = min((group.num_blocks - 1) * capacity.block_size for group in capacity.groups)
+        slots = max(min(spec.batch, room // sized.limits.max_model_len), 1)
+        scheduler = BatchScheduler(slots, spec.window)
+    queue = RequestQueue(
+        max_num_seqs=slots,
+        max_waiting=spec.max_waiting,
+        max_waiting_tokens=DEFAULTS["max_waiting_tokens"],
+        clock=clock,
+    )
+    return SimulatedReplica(
+        name,
+        group,
+        name if spec.own_models else spec.model,
+        spec.region,
+        scheduler or Scheduler(sized.limits, capacity),
+        capacity,
+        sized.cost,
+        machine or Machine(),
+        queue,
+        clock,
+    )

@@ -50,7 +50,7 @@ def judge(claim: Claim, figures: Mapping[str, Mapping[str, float | None]]) -> Ve
         raise ValueError(f"a claim names the figure {claim.figure!r}: there are {', '.join(figures[claim.of])}")
     value = figures[claim.of][claim.figure]
     if claim.over and value is not None:
-        other = figures[claim.over][claim.figure]
+        other = figures[claim.over].get(claim.figure)
         if not other:
             value = None
         else:

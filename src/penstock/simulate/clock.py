@@ -1,26 +1,19 @@
-"""Clocks whose time the simulator sets."""
+"""The clock of a simulation."""
 
 NANO = 10**9  # nanoseconds in a second
 
 
-class VirtualClock:
-    """A Clock that returns `now`, in seconds. The simulator sets `now` to the time of the next event."""
+class EventClock:
+    """A Clock that the simulation sets. `now` is always `ns` / NANO seconds, so equal times are equal as floats."""
 
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+    def __init__(self) -> None:
+        self.ns = 0
+        self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
-
-class EventClock(VirtualClock):
-    """A virtual clock in whole nanoseconds. `now` is always `ns` / NANO, so equal times are equal as floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ns = 0
-
     def set(self, ns: int) -> None:
-        """Moves the clock to a time."""
+        """Moves the clock to a time in nanoseconds."""
         self.ns = ns
         self.now = ns / NANO

@@ -51,12 +51,6 @@ class Cut(_Fault, frozen=True, tag="cut", kw_only=True):
     detect: float = 2.0
 
 
-class Ordered(_Fault, frozen=True, tag="order", kw_only=True):
-    """The replicas of a group that has `standby: true` are started."""
-
-    group: str
-
-
 class Spot(_Fault, frozen=True, tag="spot", kw_only=True):
     """The cloud takes back each replica of a group, every `every` seconds on average, `notice` seconds after it says
     so. The replica gets no new requests meanwhile, and what is left of its requests goes elsewhere. Another one is
@@ -66,23 +60,36 @@ class Spot(_Fault, frozen=True, tag="spot", kw_only=True):
     every: float
     notice: float = 30.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every < 1.0:
+            raise ValueError(f"every {self.every}: give 1 second or more")
 
-Fault = Kill | Hang | Slow | Cut | Ordered | Spot
+
+Fault = Kill | Hang | Slow | Cut | Spot
 
 
 class Faults:
     """Schedules faults in a simulation, and executes them."""
 
-    def __init__(self, simulation: Simulation, groups: Mapping[str, list[str]], seed: int, duration: float) -> None:
+    def __init__(
+        self, simulation: Simulation, groups: Mapping[str, list[str]], regions: set[str], seed: int, duration: float
+    ) -> None:
         """`groups`: the names of each group's replicas."""
-        self._simulation, self._groups, self._duration = simulation, groups, duration
+        self._simulation, self._groups, self._regions, self._duration = simulation, groups, regions, duration
         self._chance = random.Random(f"{seed}/faults")
 
     def schedule(self, name: str, fault: Fault) -> None:
         """Schedules one fault. Raises ValueError for a group, region or replica that does not exist."""
         simulation = self._simulation
-        known = {"any", *self._groups, *(replica for group in self._groups.values() for replica in group)}
-        target = getattr(fault, "replica", None) or getattr(fault, "group", "any")
+        match fault:
+            case Cut():
+                target, known = fault.region, self._regions
+            case Spot():
+                target, known = fault.group, set(self._groups)
+            case _:
+                target = fault.replica
+                known = {"any", *self._groups, *(replica for group in self._groups.values() for replica in group)}
         if target not in known:
             raise ValueError(
                 f"the fault {name!r} concerns {target!r}, which does not exist: name one of {sorted(known)}"
@@ -97,8 +104,6 @@ class Faults:
                 simulation.at(begin, self._slow, fault)
             case Cut():
                 simulation.at(begin, self._cut, fault)
-            case Ordered():
-                simulation.at(begin, self._start, fault.group)
             case Spot():
                 for replica in self._groups[fault.group]:
                     simulation.at(begin + self._until_notice(fault), self._notice, fault, replica)
@@ -119,10 +124,9 @@ class Faults:
 
     def _hang(self, fault: Hang) -> None:
         for replica in self._ready(fault.replica):
-            replica.executor.stalled = True
+            replica.stalled = True
             self._simulation.say(f"{replica.name} makes no further step")
-            later = self._simulation.clock.ns + round(fault.detect * NANO)
-            self._simulation.at(later, self._found, replica)
+            self._simulation.later(fault.detect, self._found, replica)
 
     def _found(self, replica: SimulatedReplica) -> None:
         if replica.state == "ready":
@@ -132,12 +136,12 @@ class Faults:
 
     def _slow(self, fault: Slow) -> None:
         for replica in self._ready(fault.replica):
-            replica.executor.slowdown = fault.factor
+            replica.slowdown = fault.factor
             self._simulation.say(f"{replica.name} takes {fault.factor:g} times as long")
-            self._simulation.at(self._simulation.clock.ns + round(fault.seconds * NANO), self._cure, replica)
+            self._simulation.later(fault.seconds, self._cure, replica)
 
     def _cure(self, replica: SimulatedReplica) -> None:
-        replica.executor.slowdown = 1.0
+        replica.slowdown = 1.0
         self._simulation.say(f"{replica.name} is as fast as before")
 
     def _cut(self, fault: Cut) -> None:
@@ -147,24 +151,16 @@ class Faults:
             replica.reachable = False
             for request in list(replica.in_flight.values()):
                 replica.abort(request)
-                self._simulation.at(
-                    self._simulation.clock.ns + round(fault.detect * NANO), self._simulation.move, request
-                )
+                self._simulation.later(fault.detect, self._simulation.move, request)
                 lost += 1
         self._simulation.say(f"region {fault.region} cannot be reached: {len(there)} replicas with {lost} requests")
-        self._simulation.at(self._simulation.clock.ns + round(fault.seconds * NANO), self._heal, fault.region)
+        self._simulation.later(fault.seconds, self._heal, fault.region)
 
     def _heal(self, region: str) -> None:
         for replica in self._simulation.replicas.values():
             if replica.region == region:
                 replica.reachable = True
         self._simulation.say(f"region {region} can be reached again")
-
-    def _start(self, group: str) -> None:
-        for name in self._groups[group]:
-            if name not in self._simulation.replicas:
-                self._simulation.start(name)
-        self._simulation.say(f"{group} is ordered")
 
     def _until_notice(self, fault: Spot) -> int:
         return round(self._chance.expovariate(1.0 / fault.every) * NANO)

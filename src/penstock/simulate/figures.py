@@ -1,6 +1,7 @@
 """The figures of a run, and its series over time. Times are in milliseconds, shares in %."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
 def figures_of(outcome: Outcome, slo: Targets) -> dict[str, float | None]:
-    """Returns the figures. None: there is nothing to compute one from."""
+    """Returns the figures. None: there is nothing to compute one from. With several kinds of traffic, each has some of
+    its own, such as `chat.ttft_ms_p99`."""
     requests, totals = outcome.requests, outcome.totals
     done = [each for each in requests if each.status == "done"]
     begin = min((each.at for each in requests), default=0)
@@ -25,16 +27,12 @@ def figures_of(outcome: Outcome, slo: Targets) -> dict[str, float | None]:
         "moves": sum(each.moves for each in requests),
         "seconds": totals.seconds,
         "throughput_rps": len(done) / span,
+        "throughput_rps_max": max(Counter(each.end // 10**9 for each in done).values(), default=0),
         "output_tokens_per_s": output / span,
     }
-    for name, values in (
-        ("inference_latency_ms", [each.latency for each in done]),
-        ("ttft_ms", [each.ttft for each in done]),
-        ("tpot_ms", [each.tpot for each in done if each.output > 1]),
-    ):
+    for name, values in _times(done).items():
         figures[f"{name}_mean"] = sum(values) / len(values) * 1e3 if values else None
-        ordered = sorted(values)
-        figures |= {f"{name}_{label}": _percentile(ordered, share) for label, share in PERCENTILES}
+        figures |= {f"{name}_{label}": _percentile(values, share) for label, share in PERCENTILES}
     filled = [each.kv_filled for each in outcome.samples if not math.isnan(each.kv_filled)]
     figures |= {
         "attained_pct": 100 * sum(_meets(each, slo) for each in requests) / len(requests) if requests else None,
@@ -51,7 +49,22 @@ def figures_of(outcome: Outcome, slo: Targets) -> dict[str, float | None]:
         "cost_per_million_output_tokens": totals.cost / output * 1e6 if output else None,
         "cost_per_million_tokens": totals.cost / (output + prompt) * 1e6 if output else None,
     }
+    kinds = list(dict.fromkeys(each.traffic for each in requests))
+    for kind in kinds if len(kinds) > 1 else ():
+        own = [each for each in done if each.traffic == kind]
+        figures[f"{kind}.throughput_rps"] = len(own) / span
+        for name, values in _times(own).items():
+            figures |= {f"{kind}.{name}_{label}": _percentile(values, share) for label, share in PERCENTILES}
     return figures
+
+
+def _times(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """Returns the seconds of requests that were answered, sorted."""
+    return {
+        "inference_latency_ms": sorted(each.latency for each in done),
+        "ttft_ms": sorted(each.ttft for each in done),
+        "tpot_ms": sorted(each.tpot for each in done if each.output > 1),
+    }
 
 
 def _meets(record: RequestRecord, slo: Targets) -> bool:
@@ -79,13 +92,8 @@ def series_of(outcome: Outcome) -> Mapping[str, list[Any]]:
         begin = place
         while place < len(ended) and ended[place].end <= sample.at * 1e9:
             place += 1
-        here = ended[begin:place]
-        columns["throughput_rps"].append(len(here) / max(sample.at - last, 1e-9))
-        for name, values in (
-            ("inference_latency_ms", sorted(each.latency for each in here)),
-            ("ttft_ms", sorted(each.ttft for each in here)),
-            ("tpot_ms", sorted(each.tpot for each in here if each.output > 1)),
-        ):
+        columns["throughput_rps"].append((place - begin) / max(sample.at - last, 1e-9))
+        for name, values in _times(ended[begin:place]).items():
             columns[f"{name}_p50"].append(_percentile(values, 0.5))
             columns[f"{name}_p99"].append(_percentile(values, 0.99))
         last = sample.at

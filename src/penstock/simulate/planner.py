@@ -199,8 +199,7 @@ class _ReplicaLoad:
         whole = round(GRID ** round(math.log(max(rows, 1.0), GRID)))
         cost, demand = self._sized.cost, self._demand
         context = round(whole * (demand.prompt + demand.output / 2))
-        seconds = cost.seconds(StepLoad(decodes=whole, decode_context=context, sampled=whole))
-        return seconds if cost.stages == 1 else max(seconds, seconds / cost.stages)
+        return cost.seconds(StepLoad(decodes=whole, decode_context=context, sampled=whole))
 
     def bottleneck(self, rate: float) -> str:
         """Returns what keeps a replica from more than `rate`."""
@@ -240,10 +239,10 @@ def verify(demand: Demand, candidate: FleetCandidate, prices: PriceBook, seed: i
     for _ in range(ROUNDS):
         candidate = _simulated(demand, candidate, prices, seed)
         if candidate.attained is None or candidate.attained >= demand.share:
-            break
+            return candidate
         count = candidate.count + max(round(candidate.count * 0.1), 1)
         candidate = replace(candidate, count=count, hour=candidate.hour / candidate.count * count)
-    return candidate if candidate.attained is not None else _simulated(demand, candidate, prices, seed)
+    return _simulated(demand, candidate, prices, seed)
 
 
 def _simulated(demand: Demand, candidate: FleetCandidate, prices: PriceBook, seed: int) -> FleetCandidate:

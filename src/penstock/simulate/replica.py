@@ -1,19 +1,42 @@
-"""A replica: the production engine loop and scheduler on the simulator's clock."""
+"""A replica: the production scheduler on a virtual clock, with steps that take what a cost model says.
 
+Its loop makes the decisions of `engine.core.EngineCore` in the same order: read commands, drop late requests, plan as
+far as the depth allows, apply the oldest result. `tests/simulate/test_replica.py` runs both on the same requests and
+compares their plans. The engine's loop also serves a channel, grammars and operators, of which a simulation has none.
+"""
+
+from collections import deque
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal
 
-from penstock.engine.core import EngineCore
-from penstock.engine.link.wire import Abort, Command, Step
+from penstock.engine.core import STATS_SECONDS
 from penstock.engine.queue import RequestQueue
-from penstock.messages import Capacity, EngineStats
+from penstock.messages import (
+    Capacity,
+    EngineStats,
+    GenerateRequest,
+    RequestRejected,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+)
 from penstock.schedule import Scheduler
 from penstock.simulate.batching import BatchScheduler
-from penstock.simulate.clock import EventClock
-from penstock.simulate.costed import NEVER, CostedExecutor, Machine
+from penstock.simulate.clock import NANO, EventClock
+from penstock.simulate.costs.counter import StepCounter
+from penstock.simulate.costs.work import StepCostModel
 from penstock.simulate.traffic.request import SimulatedRequest
 
 ReplicaState = Literal["starting", "ready", "draining", "dead"]
+DropReason = Literal["refused", "late"]
+
+
+class Machine:
+    """The device, or the group of devices, that executes steps. Engines that share one wait for each other's steps."""
+
+    def __init__(self) -> None:
+        self.free_at = 0  # nanoseconds
 
 
 class SimulatedReplica:
@@ -26,34 +49,57 @@ class SimulatedReplica:
         model: str,
         region: str,
         scheduler: Scheduler | BatchScheduler,
-        executor: CostedExecutor,
+        capacity: Capacity,
+        cost: StepCostModel,
         machine: Machine,
         queue: RequestQueue,
         clock: EventClock,
-        post: Callable[["SimulatedReplica", Step], None],
     ) -> None:
-        capacity: Capacity = executor.capacity
         self.name, self.group, self.model, self.region = name, group, model, region
-        self.scheduler, self.executor, self.machine, self.queue = scheduler, executor, machine, queue
-        self.block_size = capacity.block_size
+        self.scheduler, self.capacity, self.cost = scheduler, capacity, cost
+        self.machine, self.queue, self.clock = machine, queue, clock
+        self.batches = scheduler if isinstance(scheduler, BatchScheduler) else None
         self.state: ReplicaState = "ready"
         self.reachable = True  # from the router
+        self.slowdown = 1.0  # times the seconds of a step
+        self.stalled = False  # no further result comes
+        self.watched = False  # a router reads `seen`
+        self.seen = EngineStats()  # what the engine would have sent last: when the rows change, and every 50 ms
         self.in_flight: dict[int, SimulatedRequest] = {}
-        self.due: int | None = None  # nanoseconds of its next step
-        self.computes = False  # it awaits the result of a step
-        self.seen = EngineStats()  # as the router knows it
         self.waiting: dict[int, SimulatedRequest] = {}  # of those in flight, not begun
-        self._clock, self._post = clock, post
-        self._inbox: list[Command] = []
-        self._core = EngineCore(cast(Scheduler, scheduler), executor, self._take, capacity, incarnation=1, clock=clock)
+        self.due: int | None = None  # nanoseconds of its next step
+        self.busy = self.rows = 0  # nanoseconds, and rows x nanoseconds, of all steps so far
+        self.counter = StepCounter()
+        self.all_deltas = False  # `take` gets each delta; else only the first and the last of a sequence
+        self.take: Callable[[SimulatedReplica, TokenDelta], None] = lambda replica, delta: None
+        self.drop: Callable[[SimulatedReplica, int, DropReason], None] = lambda replica, number, reason: None
+        self._inbox: list[GenerateRequest | str] = []  # new requests, and ids of aborted ones
+        self._outstanding: deque[tuple[int, StepResult]] = deque()  # when each result comes
+        self._tokens: dict[int, SequenceResult] = {}  # what a sequence samples, always
+        self._results: tuple[SequenceResult, ...] = ()  # of the last plan
+        self._mark = 0.0  # until when seconds were counted as those of a step
+        self._step_seconds = self._stats_due = 0.0
 
     @property
     def slots(self) -> int:
         """The sequences that can run at a time."""
         return self.queue.most - self.queue.max_waiting
 
+    @property
+    def computes(self) -> bool:
+        """True while the result of a step is awaited. As in production, commands are read after it."""
+        return bool(self._outstanding)
+
+    @property
+    def kv_tokens(self) -> int:
+        """The tokens that the KV cache holds; block 0 is the null page."""
+        return (min(group.num_blocks for group in self.capacity.groups) - 1) * self.capacity.block_size
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
     def check(self, request: SimulatedRequest) -> None:
         """Raises QueueFull if the request would exceed the limits of the queue."""
+        self.queue.running = self.scheduler.num_running
         self.queue.check(request.prompt_tokens, request.priority)
 
     def book(self, request: SimulatedRequest) -> None:
@@ -61,13 +107,13 @@ class SimulatedReplica:
         self.in_flight[request.number] = self.waiting[request.number] = request
         self.queue.join(request.prompt_tokens)
 
-    def receive(self, command: Command) -> None:
-        """Takes a command. The engine reads it between two steps."""
-        self._inbox.append(command)
+    def receive(self, message: GenerateRequest) -> None:
+        """Takes a request. The engine reads it between two steps."""
+        self._inbox.append(message)
 
     def abort(self, request: SimulatedRequest) -> None:
         """Ends a request."""
-        self.receive(Abort(str(request.number)))
+        self._inbox.append(str(request.number))
         self.gone(request)
 
     def gone(self, request: SimulatedRequest) -> None:
@@ -76,27 +122,73 @@ class SimulatedReplica:
         if self.waiting.pop(request.number, None) is not None:
             self.queue.leave(request.prompt_tokens, started=False)
 
-    def step(self) -> float | None:
-        """Runs the engine's loop until it waits. Returns until when, in seconds; None: until a request comes.
+    # -- the engine's loop ----------------------------------------------------------------------------------------
 
-        As in production, commands are read between steps: not while a result is awaited.
-        """
-        now, core = self._clock.now, self._core
-        wake = core.step()
-        while wake is None or wake <= now:
-            commands, self._inbox = self._inbox, []
-            if wake is None and not commands:
-                self.computes = False
-                return self.scheduler.due() if isinstance(self.scheduler, BatchScheduler) else None
-            wake = core.step(commands)
-        self.computes = True
-        return None if wake == NEVER else wake
+    def step(self) -> int | None:
+        """Runs the engine's loop until it waits. Returns until when, in nanoseconds; None: until a request comes."""
+        scheduler, outstanding, clock = self.scheduler, self._outstanding, self.clock
+        ns, now, depth = clock.ns, clock.now, self.capacity.depth
+        if not outstanding:
+            self._mark = now  # the engine was asleep
+        while True:
+            if outstanding and outstanding[0][0] <= ns and not self.stalled:
+                self._step_seconds += now - self._mark
+                self._mark = now
+                for delta in scheduler.apply(outstanding.popleft()[1], now):
+                    if self.all_deltas or delta.finish_reason is not None or not delta.offset:
+                        self.take(self, delta)
+            if self._inbox:
+                self._read(now)
+            for request_id, _ in scheduler.drop_late(now):
+                self.drop(self, int(request_id), "late")
+            while len(outstanding) < depth and (plan := scheduler.plan(now)) is not None:
+                self._submit(plan)
+            if not outstanding or outstanding[0][0] > ns or self.stalled:
+                break
+        if self.watched and (now >= self._stats_due or scheduler.num_running != self.seen.running):
+            self._stats_due = now + STATS_SECONDS
+            self.seen = scheduler.stats(self._step_seconds)
+        if outstanding:
+            return None if self.stalled else outstanding[0][0]
+        due = None if self.batches is None else self.batches.due()
+        return None if due is None else round(due * NANO)
 
-    def _take(self, step: Step) -> None:
-        for request_id in step.begun:
-            request = self.waiting.pop(int(request_id), None)
-            if request is not None:
-                self.queue.leave(request.prompt_tokens, started=True)
-        if step.stats is not None:
-            self.queue.running = step.stats.running
-        self._post(self, step)
+    def _read(self, now: float) -> None:
+        """Aborts requests, then adds the new ones: the engine admits requests after it has read all commands."""
+        messages, self._inbox = self._inbox, []
+        new: dict[str, GenerateRequest] = {}
+        for message in messages:
+            if isinstance(message, GenerateRequest):
+                new[message.request_id] = message
+            elif new.pop(message, None) is None:
+                self.scheduler.abort(message, now)
+        for request_id, message in new.items():
+            try:
+                deltas = self.scheduler.add(message, now)
+            except RequestRejected:
+                self.drop(self, int(request_id), "refused")
+            else:
+                for delta in deltas:
+                    self.take(self, delta)
+
+    def _submit(self, plan: StepPlan) -> None:
+        work = self.counter.count(plan)
+        if plan.new:
+            for request_id in self.scheduler.begun(plan):
+                request = self.waiting.pop(int(request_id), None)
+                if request is not None:
+                    self.queue.leave(request.prompt_tokens, started=True)
+        if not self.counter.repeated:
+            tokens = self._tokens
+            for seq in plan.gone:
+                del tokens[seq]
+            for new in plan.new:
+                tokens[new.seq] = SequenceResult(new.seq, (new.sampling.seed,))
+            self._results = tuple([tokens[each.seq] if each.sample else SequenceResult(each.seq) for each in plan.work])
+        took, machine = round(self.cost.seconds(work) * self.slowdown * NANO), self.machine
+        begin = max(self.clock.ns, machine.free_at)
+        occupied = took // self.cost.stages
+        machine.free_at = begin + occupied
+        self.busy += occupied
+        self.rows += occupied * (len(plan.work) if self.batches is None else self.batches.useful_rows)
+        self._outstanding.append((begin + took, StepResult(plan.plan_id, self._results)))

@@ -1,6 +1,5 @@
-"""Routers of a simulation: the production router, and simple ones to compare it with."""
+"""How a simulation chooses a replica for a request: by the production router, or by simple ones to compare it with."""
 
-import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,7 +9,7 @@ from penstock.simulate.traffic.request import SimulatedRequest
 
 
 class SimulatedRouter(Protocol):
-    """Chooses a replica for each request, among those that can take it. There is at least one."""
+    """Chooses among replicas that can take the request; there is at least one."""
 
     def choose(
         self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float
@@ -18,7 +17,7 @@ class SimulatedRouter(Protocol):
 
 
 class RoundRobin:
-    """Chooses the replicas in turn."""
+    """Each replica in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -28,34 +27,16 @@ class RoundRobin:
         return replicas[(self._next - 1) % len(replicas)]
 
 
-class RandomChoice:
-    """Chooses at random, each replica with the same probability."""
-
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(f"{seed}/router")
-
-    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
-        return self._chance.choice(replicas)
-
-
 class LeastLoaded:
-    """Chooses the replica with the least work: prompt tokens that wait, and one token for each of its requests. Of
-    equal ones, the one chosen longest ago."""
+    """The replica with the fewest tokens to compute, by what was sent to it. Equal ones take turns."""
 
     def __init__(self) -> None:
-        self._order: dict[str, int] = {}
-        self._chosen = 0
+        self._turn = 0
 
     def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
-        best = min(replicas, key=lambda replica: (_load(replica), self._order.get(replica.name, 0)))
-        self._chosen += 1
-        self._order[best.name] = self._chosen
-        return best
-
-
-def _load(replica: SimulatedReplica) -> int:
-    waiting = sum([request.prompt_tokens for request in replica.waiting.values()])
-    return waiting + len(replica.in_flight)
+        self._turn = (self._turn + 1) % len(replicas)
+        in_turn = (*replicas[self._turn :], *replicas[: self._turn])
+        return min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight))
 
 
 def make_router(name: str, seed: int) -> SimulatedRouter:
@@ -63,10 +44,8 @@ def make_router(name: str, seed: int) -> SimulatedRouter:
     match name:
         case "round_robin":
             return RoundRobin()
-        case "random":
-            return RandomChoice(seed)
         case "least_loaded":
             return LeastLoaded()
         case "cluster":
             return ClusterRouter(seed)
-    raise ValueError(f"the router {name!r} is not known: name cluster, least_loaded, round_robin or random")
+    raise ValueError(f"the router {name!r} is not known: name cluster, least_loaded or round_robin")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from penstock.simulate.autoscale import AutoscaleSpec
 from penstock.simulate.claims import Claim
 from penstock.simulate.faults import Fault
 from penstock.simulate.traffic.workload import TrafficSpec
@@ -44,7 +45,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: float | None = None  # of a device for an hour; null: that of the price book
     spot: bool = False  # the price book's spot price
     start_seconds: float = 60.0  # from an order until it is ready
-    standby: bool = False  # not there at the start: an `order` starts it
+    tenants: bool = False  # share each replica among the tenants of the traffic
     cost: str = ""  # a file of penstock simulate --fit, instead of a model and a device
 
     def __post_init__(self) -> None:
@@ -83,6 +84,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     front_seconds: float = 0.0  # from a request to its engine
     slo: Targets = Targets()
     faults: dict[str, Fault] = {}
+    autoscale: dict[str, AutoscaleSpec] = {}
 
     def __post_init__(self) -> None:
         if not (self.traffic and self.replicas):
@@ -91,6 +93,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("duration and drain: give 0 to 1e7 seconds; front_seconds: 0 to 10")
         if self.duration == 0 and any(each.trace is None for each in self.traffic.values()):
             raise ValueError("duration is 0, but not all traffic is a trace: give the seconds in which requests come")
+        for name, spec in self.autoscale.items():
+            if spec.group not in self.replicas:
+                known = sorted(self.replicas)
+                raise ValueError(f"autoscale {name!r} is of {spec.group!r}, which does not exist: name one of {known}")
 
 
 class ScenarioFile(msgspec.Struct, frozen=True):

@@ -2,12 +2,11 @@
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-from penstock.engine.link.wire import Add, Step
 from penstock.messages import GenerateRequest, QueueFull, TokenDelta
-from penstock.simulate.batching import BatchScheduler
 from penstock.simulate.clock import NANO, EventClock
 from penstock.simulate.records import Outcome, RequestRecord, RequestStatus, Sample
 from penstock.simulate.replica import SimulatedReplica
@@ -25,22 +24,15 @@ FOREVER = 2**62  # nanoseconds: a century and a half
 Handler = Callable[..., None]
 
 
+@dataclass(frozen=True)
 class ReplicaPlan:
-    """How a replica is made, and what it costs. `make` returns a new one, empty."""
+    """How a replica is made, and what it costs."""
 
-    def __init__(
-        self,
-        make: Callable[[Callable[[SimulatedReplica, Step], None]], SimulatedReplica],
-        *,
-        price: float,
-        devices: int,
-        share: float,
-        start_seconds: float,
-    ) -> None:
-        """`price` of one device for an hour, `devices` of its machine, `share` of the machine that it pays for, and
-        seconds from its order until it is ready."""
-        self.make, self.price, self.devices = make, price, devices
-        self.share, self.start_seconds = share, start_seconds
+    make: Callable[[], SimulatedReplica]  # returns a new one, empty
+    price: float  # of one device for an hour
+    devices: int  # of its machine
+    share: float  # of the machine that it pays for
+    start_seconds: float  # from its order until it is ready
 
 
 class Simulation:
@@ -66,7 +58,7 @@ class Simulation:
         self.replicas: dict[str, SimulatedReplica] = {}
         self._records: dict[int, RequestRecord] = {}
         self._router, self._traffics = router, {each.spec.name: each for each in traffics}
-        self._front = round(front_seconds * NANO)
+        self._front = front_seconds
         self._least = round(duration * NANO)
         self._end = round((duration + drain) * NANO) if duration else FOREVER
         self._tick = max(round(duration * NANO) // SAMPLES, 1) if duration else round(TICK_SECONDS * NANO)
@@ -77,6 +69,8 @@ class Simulation:
         self._sampled = (0, 0, 0)  # busy, rows and paid nanoseconds at the last sample
         self._busy = self._rows = 0  # of replicas that have ended
         self._pending = 0  # requests that have not ended, and those whose arrival is scheduled
+        self.arrived_tokens = 0  # of prompts and outputs of all requests so far
+        self.held = 0  # requests that wait for a replica that can take them
 
     # -- events -----------------------------------------------------------------------------------------------
 
@@ -85,6 +79,10 @@ class Simulation:
         they were scheduled."""
         self._order += 1
         heapq.heappush(self._heap, (max(ns, self.clock.ns), self._order, handler, arguments))
+
+    def later(self, seconds: float, handler: Handler, *arguments: object) -> None:
+        """Calls `handler` with the arguments after some seconds."""
+        self.at(self.clock.ns + round(seconds * NANO), handler, *arguments)
 
     def say(self, what: str) -> None:
         """Adds a line to the timeline."""
@@ -101,7 +99,7 @@ class Simulation:
             if ns > self._end:
                 clock.set(self._end)
                 break
-            clock.set(ns)
+            clock.ns, clock.now = ns, ns / NANO
             handler(*arguments)
             events += 1
             if not events & 0x3FFF:
@@ -131,24 +129,27 @@ class Simulation:
         record = RequestRecord(request.number, request.traffic, request.at, request.prompt_tokens, request.output)
         self._records[request.number] = record
         self.outcome.requests.append(record)
+        self.arrived_tokens += request.prompt_tokens + request.output
         if request.timeout:
-            self.at(self.clock.ns + round(request.timeout * NANO), self._deadline, request, False)
+            self.later(request.timeout, self._deadline, request, False)
         if request.first_token_timeout:
-            self.at(self.clock.ns + round(request.first_token_timeout * NANO), self._deadline, request, True)
+            self.later(request.first_token_timeout, self._deadline, request, True)
         self.route(request)
 
     def route(self, request: SimulatedRequest, held: float = 0.0) -> None:
         """Sends a request to a replica. It is refused if the replica's queue is full, and held while there is no
         replica: for `held` seconds so far."""
         record = self._records[request.number]
+        self.held -= held > 0.0
         if record.status != "open":
             return
         able = [replica for replica in self.replicas.values() if self._takes(replica, request)]
-        if not able and held >= HOLD_SECONDS:
-            self._close(request, "failed")
-        elif not able:
-            self.at(self.clock.ns + round(LOOK_SECONDS * NANO), self.route, request, held + LOOK_SECONDS)
         if not able:
+            if held >= HOLD_SECONDS:
+                self._close(request, "failed")
+            else:
+                self.held += 1
+                self.later(LOOK_SECONDS, self.route, request, held + LOOK_SECONDS)
             return
         replica = self._router.choose(request, able, self.clock.now)
         try:
@@ -160,12 +161,12 @@ class Simulation:
         replica.book(request)
         message = request.message(record.sent)
         if self._front:
-            self.at(self.clock.ns + self._front, self._deliver, replica, message)
+            self.later(self._front, self._deliver, replica, message)
         else:
             self._deliver(replica, message)
 
     def _deliver(self, replica: SimulatedReplica, message: GenerateRequest) -> None:
-        replica.receive(Add(message))
+        replica.receive(message)
         self._wake(replica)
 
     @staticmethod
@@ -207,12 +208,12 @@ class Simulation:
     def start(self, name: str, seconds: float | None = None) -> None:
         """Starts a replica: it is paid for from now, and ready after `seconds`; None: what its group takes."""
         plan = self.plans[name]
-        replica = plan.make(self._take)
-        replica.state = "starting"
+        replica = plan.make()
+        replica.state, replica.all_deltas = "starting", self._tracks
+        replica.take, replica.drop = self._note, self._ended
         self.replicas[name] = replica
         self._paid[name] = self.clock.ns
-        wait = plan.start_seconds if seconds is None else seconds
-        self.at(self.clock.ns + round(wait * NANO), self._ready, replica)
+        self.later(plan.start_seconds if seconds is None else seconds, self._ready, replica)
 
     def _ready(self, replica: SimulatedReplica) -> None:
         if replica.state == "starting":
@@ -230,7 +231,7 @@ class Simulation:
         moved = list(replica.in_flight.values())
         replica.in_flight.clear()
         for request in moved:
-            self.at(self.clock.ns + round(moves_after * NANO), self.move, request)
+            self.later(moves_after, self.move, request)
         return moved
 
     def _wake(self, replica: SimulatedReplica) -> None:
@@ -242,28 +243,13 @@ class Simulation:
     def _step(self, replica: SimulatedReplica, due: int) -> None:
         if replica.due != due:
             return  # it was ended, or woken meanwhile
-        wake = replica.step()
-        if wake is None:
-            replica.due = None
-        else:
-            replica.due = due = max(round(wake * NANO), self.clock.ns)
+        replica.due = following = replica.step()
+        if following is not None:
             self._order += 1
-            heapq.heappush(self._heap, (due, self._order, self._step, (replica, due)))
-
-    def _take(self, replica: SimulatedReplica, step: Step) -> None:
-        """Takes what a replica sends."""
-        if replica.state == "dead":
-            return
-        if step.stats is not None:
-            replica.seen = step.stats
-        tracks = self._tracks
-        for delta in step.deltas:
-            if tracks or delta.finish_reason is not None or not delta.offset:
-                self._note(replica, delta)
-        for rejected in step.rejected:
-            self._ended(replica, int(rejected.request_id), "late" if rejected.cause == "deadline" else "refused")
+            heapq.heappush(self._heap, (following, self._order, self._step, (replica, following)))
 
     def _note(self, replica: SimulatedReplica, delta: TokenDelta) -> None:
+        """Takes the output of a sequence."""
         number = int(delta.request_id)
         if number not in replica.in_flight:
             return
@@ -300,11 +286,11 @@ class Simulation:
         totals.preemptions += stats.preemptions
         totals.prefix_queries += stats.prefix_queries
         totals.prefix_hits += stats.prefix_hits
-        self._rows += replica.executor.rows
-        self._busy += replica.executor.busy
-        totals.busy_seconds += replica.executor.busy / NANO
-        totals.rows_seconds += replica.executor.rows / NANO
-        totals.slot_seconds += replica.executor.busy / NANO * replica.slots
+        self._rows += replica.rows
+        self._busy += replica.busy
+        totals.busy_seconds += replica.busy / NANO
+        totals.rows_seconds += replica.rows / NANO
+        totals.slot_seconds += replica.busy / NANO * replica.slots
 
     def _sample(self) -> None:
         """Takes a sample, and schedules the next one while anything is left to happen."""
@@ -317,12 +303,11 @@ class Simulation:
             waiting += stats.waiting
             total += sum(stats.blocks_total)
             held += sum(stats.blocks_held)
-            if not isinstance(replica.scheduler, BatchScheduler):
-                filled += replica.executor.counter.stored * len(stats.blocks_held)
-                room += sum(stats.blocks_held) * replica.block_size
+            filled += replica.counter.stored * len(stats.blocks_held)
+            room += sum(stats.blocks_held) * replica.capacity.block_size
             slots += replica.slots
-            busy += replica.executor.busy
-            rows += replica.executor.rows
+            busy += replica.busy
+            rows += replica.rows
         paid = round(self.outcome.totals.machine_seconds * NANO)
         before_busy, before_rows, before_paid = self._sampled
         passed, self._sampled = max(paid - before_paid, 1), (busy, rows, paid)

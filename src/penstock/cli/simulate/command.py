@@ -147,8 +147,9 @@ def _show_figures(console: Console, figures: Mapping[str, Mapping[str, float | N
     table.add_column("")
     for variant in figures:
         table.add_column(variant or "value", justify="right")
-    for name in SHOWN:
-        values = [each[name] for each in figures.values()]
+    own = [name for name in next(iter(figures.values())) if name.endswith((".throughput_rps", ".ttft_ms_p99"))]
+    for name in (*SHOWN, *own):
+        values = [each.get(name) for each in figures.values()]
         if (name in QUIET and not any(values)) or all(value is None for value in values):
             continue
         table.add_row(name, *map(_number, values))

@@ -41,11 +41,12 @@ class Burst(_Pattern, frozen=True, tag="burst"):
 
 
 class OnOff(_Pattern, frozen=True, tag="on_off"):
-    """Poisson at `rate` for `on` seconds, then nothing for `off` seconds, and so on."""
+    """Poisson at `rate` for `active` seconds, then nothing for `pause` seconds, and so on. (YAML reads on and off as
+    true and false.)"""
 
     rate: float
-    on: float
-    off: float
+    active: float
+    pause: float
 
 
 class Ramp(_Pattern, frozen=True, tag="ramp"):
@@ -109,8 +110,8 @@ def times(pattern: Arrivals, duration: float, chance: random.Random) -> Iterator
 def rate_of(pattern: Arrivals, duration: float) -> tuple[Callable[[float], float], float]:
     """Returns the expected rate as a function of the time, and its maximum."""
     match pattern:
-        case OnOff(rate, on, off):
-            return lambda at: rate if at % (on + off) < on else 0.0, rate
+        case OnOff(rate, active, pause):
+            return lambda at: rate if at % (active + pause) < active else 0.0, rate
         case Ramp(low, high, steps):
             lowest, end = max(low, 1e-9), max(duration, 1e-9)
 

@@ -1,11 +1,11 @@
 """Requests of a simulation. Their prompts are runs of equal tokens, so that a long prompt takes little memory."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
-from penstock.messages import GenerateRequest, SamplingParams
+from penstock.messages import GenerateRequest, SamplingParams, TenantShare
 from penstock.simulate.clock import NANO
 
 FIRST_TOKEN = 1000  # ids below are left out, as in `bench`: they are often special tokens
@@ -50,25 +50,35 @@ class SimulatedRequest:
     model: str = ""  # "": any replica will do
     priority: int = 0
     tenant: str = ""
+    weight: float = 1.0  # of the tenant
     timeout: float = 0.0  # seconds to the last token; 0: none
     first_token_timeout: float = 0.0
     turn: int = 1  # of its session, from 1
     user: int = 0  # of a closed loop
+    prompt_tokens: int = field(init=False)
+    _prompt_ids: tuple[int, ...] = ()  # once they were needed
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = sum([run.length for run in self.prompt])
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum([run.length for run in self.prompt])
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's tokens. The router and the engine share them."""
+        if not self._prompt_ids:
+            self._prompt_ids = expand(self.prompt)
+        return self._prompt_ids
 
     def message(self, sent: int = 0) -> GenerateRequest:
         """Returns the engine's request. `sent` output tokens were sent already, by another replica."""
         arrival = self.at / NANO
         return GenerateRequest(
             request_id=str(self.number),
-            prompt_ids=expand(self.prompt),
+            prompt_ids=self.prompt_ids,
             sampling=SamplingParams(seed=self.token, max_tokens=self.output, ignore_eos=True),
             output_ids=(self.token,) * sent,
             priority=self.priority,
             tenant=self.tenant,
+            share=TenantShare(self.weight) if self.tenant else None,
             arrival=arrival,
             deadline=arrival + self.timeout if self.timeout else None,
             first_token_deadline=arrival + self.first_token_timeout if self.first_token_timeout else None,

@@ -1,5 +1,6 @@
 """Readers of recorded traffic. Each gives when a request came, its prompt, and the length of its output."""
 
+import calendar
 import csv
 import json
 import re
@@ -181,14 +182,11 @@ def _table(lines: list[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def _seconds(number: int, text: str) -> float:
-    """Returns the seconds of a date such as "2023-11-16 18:15:46.68" from the beginning of year 0, or of a number."""
+    """Returns the seconds of a date such as "2023-11-16 18:15:46.68" from 1970 on, or of a number."""
     match = _DATE.match(text)
-    if match is None:
-        try:
-            return float(text)
-        except ValueError:
-            raise ValueError(f"line {number} has the time {text!r}: write 2023-11-16 18:15:46.68, or seconds") from None
-    year, month, day, hour, minute = (int(match[i]) for i in range(1, 6))
-    year -= month <= 2  # years begin in March, so that a leap day is the last one
-    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day
-    return days * 86400.0 + hour * 3600 + minute * 60 + float(match[6])
+    if match is not None:
+        return calendar.timegm((*map(int, match.groups()[:5]), 0)) + float(match[6])
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"line {number} has the time {text!r}: write 2023-11-16 18:15:46.68, or seconds") from None

@@ -55,6 +55,7 @@ class TrafficSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: int = 1  # more: a request is for one of MODEL-0, MODEL-1, ...; number k is 1/(k+1)**skew times as likely
     skew: float = 1.0
     tenant: str = ""
+    weight: float = 1.0  # of the tenant's share, with `tenants` of the replicas
     priority: int = 0
     timeout: float = 0.0
     first_token_timeout: float = 0.0
@@ -66,6 +67,8 @@ class TrafficSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"the traffic {self.name!r} has neither arrivals nor a trace: give one of them")
         if self.trace is not None and not (self.trace.speed > 0 and self.trace.scale > 0):
             raise ValueError(f"speed {self.trace.speed} and scale {self.trace.scale}: give numbers above 0")
+        if not 0 < self.weight <= 1000:
+            raise ValueError(f"weight {self.weight}: give a number above 0, up to 1000")
         if not 1 <= self.models <= 1000:
             raise ValueError(f"models {self.models}: give 1 to 1000")
         if self.session is not None and not (1 <= self.session.turns <= 1000 and self.session.think >= 0):
@@ -147,6 +150,7 @@ class TrafficSource:
             model,
             spec.priority,
             spec.tenant,
+            spec.weight,
             spec.timeout,
             spec.first_token_timeout,
             turn,

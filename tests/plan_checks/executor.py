@@ -16,8 +16,8 @@ from penstock.messages import (
     Work,
 )
 from penstock.schedule import SchedulerConfig
-from penstock.simulate.slots import KVSlots, PlanError
-from penstock.simulate.tokens import SimulatedSequence, hashed_token, logprob_row, prefix_hashes
+from tests.plan_checks.slots import KVSlots, PlanError
+from tests.plan_checks.tokens import SimulatedSequence, hashed_token, logprob_row, prefix_hashes
 
 
 class SimulatedExecutor:

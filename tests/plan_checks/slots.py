@@ -8,7 +8,7 @@ at the next read or write.
 from collections.abc import Mapping, Sequence
 
 from penstock.messages import BlockCopy, Capacity
-from penstock.simulate.tokens import SimulatedSequence
+from tests.plan_checks.tokens import SimulatedSequence
 
 SPOILT = -1  # the content that a failed sequence stores
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.messages import BlockCopy, Capacity, GenerateRequest, KVGroup, StepPlan, Work
 from penstock.schedule import Scheduler, SchedulerConfig
-from penstock.simulate import VOCABULARY, PlanError, SimulatedExecutor, VirtualClock
+from tests.plan_checks import VOCABULARY, PlanError, SimulatedExecutor, VirtualClock
 from tests.schedule.simulated import request
 
 LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
