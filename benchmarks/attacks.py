@@ -4,7 +4,7 @@
 
 A server has one honest stream. Beside it, four clients in another process send requests with 32 choices, one after the
 other. In each round every kind of request is beside the stream once, and once the stream is alone. The grammars hide:
-the server's checker follows 64 bytes of a text, and theirs become slow after 70.
+the server's checker follows 512 bytes of a text, and theirs become slow after 600.
 
 - `no grammar` and `harmless` are the same load without a hostile grammar: what they cost the stream is the price of 32
   more sequences in a step. `harmless` has a grammar of the same kind, and outputs of the same length.
@@ -40,19 +40,19 @@ def any_two(letters: int) -> str:
     """Rules of which every one is any two of them: the parser finds each item again and again."""
     rules = [f"r{i}" for i in range(letters)]
     choice = "(" + "|".join(rules) + ")"
-    return "start: /[a-z]{70}/ r0\n" + "".join(f'{rule}: {choice} {choice} | "x"\n' for rule in rules)
+    return "start: /[a-z]{600}/ r0\n" + "".join(f'{rule}: {choice} {choice} | "x"\n' for rule in rules)
 
 
 def chained(links: int) -> str:
     """A rule that refers to itself through each of many others."""
     choice = " | ".join(f"b{i} a" for i in range(links))
     rules = "".join(f"b{i}: a\n" for i in range(links))
-    return f'start: /[a-z]{{70}}/ a\na: "x" | {choice}\n' + rules
+    return f'start: /[a-z]{{600}}/ a\na: "x" | {choice}\n' + rules
 
 
 KINDS: dict[str, str | None] = {
     "no grammar": None,
-    HARMLESS: 'start: /[a-z]{70}/ "x"\n',
+    HARMLESS: 'start: /[a-z]{600}/ "x"\n',
     "hidden": any_two(6),
     "hidden chain": chained(240),
 }
@@ -74,7 +74,7 @@ def attack(url: str, kind: str) -> None:
     def repeat() -> None:
         with httpx.Client(base_url=url, timeout=120) as client:
             while True:
-                body = request("Write a long story about a river.", n=32, max_tokens=40)
+                body = request("Write a long story about a river.", n=32, max_tokens=400)
                 if grammar is not None:
                     body["guided_grammar"] = f"{grammar}\n// {kind} {next(numbers)} {time.monotonic()}\n"
                 with contextlib.suppress(httpx.TransportError):

@@ -17,10 +17,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Write a long story about a river."}]
 TOKENS = 600
 LONGEST = 2.0  # seconds, of a gap beside an attack: the machine may be busy with other tests; it was 36 s
-# The checker follows 64 bytes of a text, so that only the engine meets what comes after 70.
+# The checker follows 512 bytes of a text, so that only the engine meets what comes after 600.
 HIDDEN = {
-    "hidden": any_two(6).replace("start: r0", "start: /[a-z]{70}/ r0"),
-    "hidden chain": chained(240).replace("start: a", "start: /[a-z]{70}/ a"),
+    "hidden": any_two(6).replace("start: r0", "start: /[a-z]{600}/ r0"),
+    "hidden chain": chained(240).replace("start: a", "start: /[a-z]{600}/ a"),
 }
 
 
@@ -82,7 +82,7 @@ def test_grammars(server: Server, alone: list[float], name: str) -> None:
 
     def attack() -> None:
         grammar = (HIDDEN | HOSTILE)[name] + f"\n// {next(numbers)}\n"
-        body = {"messages": USER, "guided_grammar": grammar, "n": 32, "max_tokens": 100}
+        body = {"messages": USER, "guided_grammar": grammar, "n": 32, "max_tokens": 400}
         statuses.append(httpx.post(server.url + CHAT, json=body, timeout=PATIENCE).status_code)
 
     found = beside(attack, server)

@@ -78,11 +78,18 @@ class StepJobs:
             if step.late:
                 return outputs
             outputs = outputs.joined(self._choose(step))
-        return self._ended(step, outputs)
+        if self._drafts:
+            outputs = self._with_accepted(step, outputs)
+        step.marks.append(self._device.mark())
+        return outputs
 
     def _second(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> StepOutputs:
         self._write(changes, sent)
-        return self._ended(step, self._choose(step))
+        outputs = self._choose(step)
+        if self._drafts:
+            outputs = self._with_accepted(step, outputs)
+        step.marks.append(self._device.mark())
+        return outputs
 
     @staticmethod
     def _write(changes: Sequence[Change], sent: Sequence[Tensor]) -> None:
@@ -91,14 +98,13 @@ class StepJobs:
             change.write(sent[done : done + len(change.arrays)])
             done += len(change.arrays)
 
-    def _ended(self, step: InFlightStep, outputs: StepOutputs) -> StepOutputs:
-        """Marks the end of a step. Returns its outputs, with the numbers of accepted drafts if it had drafts."""
+    def _with_accepted(self, step: InFlightStep, outputs: StepOutputs) -> StepOutputs:
+        """Returns the outputs of a step, with the numbers of accepted drafts if it had drafts."""
         work = step.work
-        if self._drafts and not work.decodes and work.units.drafts.any():
-            accepted = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
-            outputs = msgspec.structs.replace(outputs, accepted=accepted)
-        step.marks.append(self._device.mark())
-        return outputs
+        if work.decodes or not work.units.drafts.any():
+            return outputs
+        accepted = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
+        return msgspec.structs.replace(outputs, accepted=accepted)
 
     def _compute(self, step: InFlightStep, outputs: StepOutputs) -> Tensor | None:
         """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose

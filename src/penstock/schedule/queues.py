@@ -1,7 +1,7 @@
 """Queues of sequences, sorted by `Sequence.order`."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
@@ -34,33 +34,30 @@ def after(queue: list[Sequence], sequence: Sequence) -> list[Sequence]:
     return queue[bisect_right(queue, sequence.order, key=_order) :]
 
 
-class WaitingQueue:
-    """The waiting sequences, sorted by the policy's keys. `charge` is None if a policy's keys never change."""
+class WaitingQueue(list[Sequence]):
+    """The waiting sequences, sorted by the policy's keys. `charge` is None if a policy's keys never change.
+
+    It is a list because every step asks whether it is empty. An iteration yields sequences that are pushed meanwhile,
+    behind the one last yielded.
+    """
 
     def __init__(self, policy: Policy) -> None:
+        super().__init__()
         self._policy = policy
         self.charge: Charge | None = None if policy.charge is None else self._charge
-        self._sequences: list[Sequence] = []
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Yields the sequences in order, with those pushed during the iteration behind the one last yielded."""
-        return iter(self._sequences)
 
     def push(self, sequence: Sequence) -> None:
         if not sequence.keeps_order:
             self._set_order(sequence)
-        enqueue(self._sequences, sequence)
+        enqueue(self, sequence)
 
     def peek(self) -> Sequence | None:
         """Return the first sequence, of at least one."""
-        return self._sequences[0]
+        return self[0]
 
     def start(self, sequence: Sequence, computed: int) -> None:
         """Take the first sequence out of the queue: it runs from now on. `computed` of its tokens are cached."""
-        self._sequences.pop(0)
+        self.pop(0)
         sequence.keeps_order = True
 
     def stopped(self, sequence: Sequence) -> None:
@@ -71,16 +68,16 @@ class WaitingQueue:
         sequence.keeps_order = True
 
     def remove(self, sequence: Sequence) -> None:
-        dequeue(self._sequences, sequence)
+        dequeue(self, sequence)
 
     def _charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
         """Charge the policy for a step. If its keys may have changed, sort again; final keys stay."""
         if self._policy.charge is None or not self._policy.charge(step):
             return
-        for sequence in self._sequences:
+        for sequence in self:
             if not sequence.keeps_order:
                 self._set_order(sequence)
-        self._sequences.sort(key=_order)
+        self.sort(key=_order)
 
     def _set_order(self, sequence: Sequence) -> None:
         sequence.order = (*self._policy.sort_key(sequence.request), sequence.id)

@@ -59,7 +59,8 @@ class OutputText:
 
     def push(self, token_ids: Sequence[int]) -> TextChunk:
         """Returns the text that these tokens make final. Tokens after a stop string are ignored."""
-        pieces: list[_Piece] = []
+        texts: list[str] = []  # without stop strings
+        pieces: list[_Piece] = []  # with stop strings
         offsets: list[int] = []
         for token_id in token_ids:
             if self._stopped is not None:
@@ -68,19 +69,25 @@ class OutputText:
             offsets.append(self._length)
             text = self._detokenizer.push(token_id)
             self._length += len(text)
-            pieces.append(self._piece(text))
-            if self._searched and token_id in self._searched:
-                pieces.append(self._piece(self._searched[token_id], shown=False))
-        return self._chunk(pieces, tuple(offsets))
+            if self._stops is None:
+                texts.append(text)
+                continue
+            pieces.append(_Piece(self._until_stop(self._stops, text), shown=True))
+            if token_id in self._searched:
+                pieces.append(_Piece(self._until_stop(self._stops, self._searched[token_id]), shown=False))
+        if self._stops is None:
+            return TextChunk("".join(texts), None, self._tokens, tuple(offsets))
+        return self._chunk(self._stops, pieces, tuple(offsets))
 
     def finish(self) -> TextChunk:
         """Returns the rest of the text of a choice that ended without a stop string."""
-        pieces = [] if self._stopped is not None else [self._piece(self._detokenizer.flush())]
+        if self._stops is None:
+            return TextChunk(self._detokenizer.flush(), None, self._tokens, ())
+        pieces: list[_Piece] = []
+        if self._stopped is None:
+            pieces.append(_Piece(self._until_stop(self._stops, self._detokenizer.flush()), shown=True))
         self._state = 0  # no text follows, so none is held back
-        return self._chunk(pieces, ())
-
-    def _piece(self, text: str, shown: bool = True) -> "_Piece":
-        return _Piece(text if self._stops is None else self._until_stop(self._stops, text), shown)
+        return self._chunk(self._stops, pieces, ())
 
     def _until_stop(self, stops: StopStrings, text: str) -> str:
         """Returns the text up to the end of the first stop string that counts, or all of it if there is none."""
@@ -92,14 +99,12 @@ class OutputText:
                 return text[:start]
         return text
 
-    def _chunk(self, pieces: list["_Piece"], offsets: tuple[int, ...]) -> TextChunk:
-        if self._stops is None:
-            return TextChunk("".join(piece.text for piece in pieces), None, self._tokens, offsets)
+    def _chunk(self, stops: StopStrings, pieces: list["_Piece"], offsets: tuple[int, ...]) -> TextChunk:
         if self._stopped is not None and not pieces:  # the stop string was in an earlier push
             return TextChunk("", self._stopped, self._tokens, offsets)
         pieces = [*self._held, *pieces]
         size = sum(len(piece.text) for piece in pieces)
-        hold = self._stops.hold(self._state) if self._stopped is None else len(self._stopped)
+        hold = stops.hold(self._state) if self._stopped is None else len(self._stopped)
         text, self._held = _divided(pieces, size - hold)
         if self._stopped is not None:
             self._held = []

@@ -18,7 +18,8 @@ from penstock.text.grammars.schema import GrammarError, read_schema
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-WALKS, WALK_TOKENS = 2, 64  # texts of a grammar that are followed, and bytes of each
+WALKS = 2  # texts of a grammar that are followed
+WALK_BYTES, AMBIGUOUS_WALK_BYTES = 64, 512  # of each: what is slow later costs a client that many bytes each time
 
 ONE_OF = (
     "the keyword 'oneOf' is supported only if its schemas provably exclude each other, as those of objects that have "
@@ -88,18 +89,19 @@ def check(tokenizer: "LLTokenizer", source: Source, tokens: ByteTokens) -> Gramm
     matcher.compute_bitmask()
     if matcher.is_stopped() and not matcher.is_accepting():
         raise GrammarError("no text satisfies it; it may refer to itself without end")
+    count = AMBIGUOUS_WALK_BYTES if grammar.kind == "lark" else WALK_BYTES
     for walk in range(WALKS):
-        _follow_a_text(matcher, tokens, random.Random(walk))
+        _follow_a_text(matcher, tokens, random.Random(walk), count)
     return grammar
 
 
-def _follow_a_text(matcher: "LLMatcher", tokens: ByteTokens, source: random.Random) -> None:
-    """Raises GrammarError if some text of the grammar is too much work. An ambiguous grammar becomes slow after a few
-    bytes, and then every output of the engine would wait for it."""
+def _follow_a_text(matcher: "LLMatcher", tokens: ByteTokens, source: random.Random, count: int) -> None:
+    """Raises GrammarError if some text of the grammar is too much work within `count` bytes. An ambiguous grammar
+    becomes slow after a few bytes, and then a step of the engine would wait for it."""
     size = -(-len(tokens.tokens) // 32) * 4
     mask = ctypes.create_string_buffer(size)
     copy = GrammarCopy(CompiledGrammar(matcher, 0.0), lambda failed: None)
-    for _ in range(WALK_TOKENS):
+    for _ in range(count):
         copy.compute(ctypes.addressof(mask), size, [])
         bits = mask.raw
         allowed = [] if copy.error else [i for i in tokens.used if bits[i >> 3] >> (i & 7) & 1]
