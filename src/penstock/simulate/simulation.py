@@ -91,7 +91,7 @@ class Simulation:
     def run(self, progress: Callable[[float], None] = lambda seconds: None) -> Outcome:
         """Runs until everything has ended. `progress` gets the virtual time now and then."""
         for traffic in self._traffics.values():
-            self._next_arrival(traffic, traffic.requests())
+            self._next_arrival(traffic.requests())
         self.at(self._tick, self._sample)
         heap, clock, events = self._heap, self.clock, 0
         while heap and (self._pending or heap[0][0] <= self._least):
@@ -109,18 +109,14 @@ class Simulation:
 
     # -- requests ---------------------------------------------------------------------------------------------
 
-    def _next_arrival(self, traffic: TrafficSource, requests: Iterator[SimulatedRequest]) -> None:
-        """Schedules the next arrival of an open stream, so that only one is held at a time."""
+    def _next_arrival(self, requests: Iterator[SimulatedRequest], arrived: SimulatedRequest | None = None) -> None:
+        """Schedules the next request of an open stream, so that only one is held at a time. Then one arrives."""
         request = next(requests, None)
         if request is not None:
             self._pending += 1
-            self.at(request.at, self._arrive_and_next, traffic, requests, request)
-
-    def _arrive_and_next(
-        self, traffic: TrafficSource, requests: Iterator[SimulatedRequest], request: SimulatedRequest
-    ) -> None:
-        self._next_arrival(traffic, requests)
-        self.arrive(request)
+            self.at(request.at, self._next_arrival, requests, request)
+        if arrived is not None:
+            self.arrive(arrived)
 
     def arrive(self, request: SimulatedRequest) -> None:
         """A request comes."""

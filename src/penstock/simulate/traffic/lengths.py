@@ -57,10 +57,10 @@ class OneOf(_Distribution, frozen=True, tag="choice"):
 Length = int | Uniform | LogNormal | OneOf
 
 
-def check_length(name: str, length: Length, least: int = 1) -> None:
+def check_length(name: str, length: Length) -> None:
     """Raises ValueError for a fixed length out of range."""
-    if isinstance(length, int) and not least <= length <= MAX_LENGTH:
-        raise ValueError(f"{name} {length}: give {least} to {MAX_LENGTH} tokens")
+    if isinstance(length, int) and not 1 <= length <= MAX_LENGTH:
+        raise ValueError(f"{name} {length}: give 1 to {MAX_LENGTH} tokens")
 
 
 def draw(length: Length, chance: random.Random) -> int:
