@@ -399,7 +399,7 @@ def run(workshop: Workshop, case: Case) -> dict[str, str]:
     (workshop.work / f"{case.test}.log").write_text(made.stdout)
     found = {}
     for test, outcome in re.findall(
-        r"^(test_\w+) .*?\.\.\. (?:.*\n)*?(ok|FAIL|ERROR|skipped.*)$", made.stdout, re.MULTILINE
+        r"^(test_\w+) .*?(?:\n.*?)?\.\.\. (?:.*\n)*?(ok|FAIL|ERROR|skipped.*)$", made.stdout, re.MULTILINE
     ):
         if outcome == "ok":
             found[test] = "passed"

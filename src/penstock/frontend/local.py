@@ -79,9 +79,7 @@ class LocalRequests:
         """
         wire, route = _ROUTES[path]
         with self._context(route, secrets.token_hex(12), "", None) as context:
-            call: Call = await getattr(wire.package, route.function)(body, context)
-            model, metrics = call.context.model, call.context.metrics
-            generation = Generation(model, call.parts, metrics, call.operation, time.monotonic())
+            generation = self._generation(await getattr(wire.package, route.function)(body, context))
             async with aclosing(generation.updates()) as updates:
                 async for update in updates:
                     yield update.text
@@ -145,10 +143,11 @@ class LocalRequests:
         if route.kind == "answer":
             return Answer(await function(body, context))
         call: Call = await function(body, context)
+        return Answer(await collect(self._generation(call), call.codec))
+
+    def _generation(self, call: Call) -> Generation:
         parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
-        model, metrics = call.context.model, call.context.metrics
-        generation = Generation(model, parts, metrics, call.operation, time.monotonic())
-        return Answer(await collect(generation, call.codec))
+        return Generation(call.context.model, parts, call.context.metrics, call.operation, time.monotonic())
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """Like `answer`, but waits while the queue is full, and while the engine is started again. A request that fails

@@ -14,14 +14,13 @@ _TOKEN = re.compile(
     (?P<name>[A-Za-z_][A-Za-z0-9_]*) |
     (?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?f?)) |
     (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') |
-    (?P<mark>[{}\[\]<>:;,-]) |
+    (?P<mark>[{}\[\]:;,-]) |
     (?P<end>\Z) )""",
     re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _KEY = object()  # the type of a map's keys: texts or numbers
-_CLOSING = {"{": "}", "<": ">"}
 
 
 class TextProtoError(ValueError):
@@ -36,8 +35,8 @@ class Map:
 
 
 def read_textproto(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the message in a text. In `schema`, a field's type is `str`, `int`, `float` or `bool`, a schema for a
-    message, a `Map`, or a list with the type of a repeated field. Enums are `str`.
+    """Returns the message in a text. In `schema`, a field's type is `str`, `int` or `bool`, a schema for a message, a
+    `Map`, or a list with the type of a repeated field. Enums are `str`.
 
     Raises TextProtoError, which names the line.
     """
@@ -99,11 +98,10 @@ class _Reader:
 
     def _one(self, kind: Any, colon: bool, depth: int) -> Any:
         if isinstance(kind, dict):
-            if self._value not in _CLOSING:
+            if self._value != "{":
                 raise self._error(f"found {self._value[:20]!r}, where a message in {{}} is needed")
-            closing = _CLOSING[self._value]
             self._next()
-            return self.message(kind, closing, depth + 1)
+            return self.message(kind, "}", depth + 1)
         if not colon:
             raise self._error(f"found {self._value[:20]!r}, where a colon is needed")
         if kind is _KEY and self._kind == "number":
@@ -114,7 +112,7 @@ class _Reader:
             return self._switch()
         number = self._take("number", "a number")
         try:
-            return int(number, 0) if kind is int else float(number.rstrip("f"))
+            return int(number, 0)
         except ValueError:
             raise self._error(f"{number[:20]!r} is not a whole number") from None
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.errors import APIError, as_api_error, invalid
+from penstock.messages import QueueFull
 from penstock.messages.arrays import DTYPES, pack_strings
-from penstock.messages.tensors import Bytes, Tensor, elements, strings
+from penstock.messages.tensors import Bytes, NotReady, Tensor, elements, strings
 
 _KINDS = {"BOOL": "bi", "FP16": "fiub", "FP32": "fiub", "FP64": "fiub"}  # kinds of values; of integers "iub"
 MAX_CLASSES = 4096  # of an answer
@@ -125,10 +126,6 @@ def as_bytes(data: Bytes) -> bytes:
 
 def repository_error(error: Exception, retry_after: int) -> APIError:
     """The error of a one-shot model in KServe's wire: a full queue is 503 there, as in Triton."""
-    from penstock.frontend.errors import as_api_error
-    from penstock.messages import QueueFull
-    from penstock.messages.tensors import NotReady
-
     if isinstance(error, QueueFull):
         return APIError(503, str(error), code="queue_full", retry_after=error.retry_after)
     if isinstance(error, NotReady):

@@ -5,18 +5,8 @@ from collections.abc import Collection, Coroutine, Sequence
 
 from penstock.messages import RequestRejected
 from penstock.messages.tensors import LoadFailed, TensorSpec
+from penstock.repository.pipelines import nodes
 from penstock.repository.pipelines.expression import Expression, names_in
-from penstock.repository.pipelines.nodes import (
-    ColumnsNode,
-    Find,
-    ModelNode,
-    PipelineCall,
-    PipelineNode,
-    Specs,
-    Tensors,
-    check_alike,
-    required,
-)
 from penstock.repository.pipelines.rows import chosen_rows, scattered, values
 from penstock.repository.settings import PipelineStep
 
@@ -24,15 +14,15 @@ from penstock.repository.settings import PipelineStep
 class Graph:
     """Nodes whose order follows from the tensors that they need."""
 
-    def __init__(self, steps: Sequence[PipelineStep], find: Find, *, has_rows: bool) -> None:
+    def __init__(self, steps: Sequence[PipelineStep], find: nodes.Find, *, has_rows: bool) -> None:
         """`has_rows`: the first dimension of all tensors is the batch. Raises LoadFailed."""
         self._nodes = [_node(step, find, has_rows=has_rows) for step in steps]  # `check` puts them into an order
         self.makes: frozenset[str] = frozenset().union(*(node.makes for node in self._nodes))
         self.needs: frozenset[str] = frozenset().union(*(node.needs for node in self._nodes)) - self.makes
 
-    def check(self, given: Specs) -> Specs:
+    def check(self, given: nodes.Specs) -> nodes.Specs:
         """Returns the tensors that the nodes make. Raises LoadFailed for one that is made twice, or by no node."""
-        specs, made = dict(given), Specs()
+        specs, made = dict(given), nodes.Specs()
         waiting, self._nodes = self._nodes, []
         while waiting:
             ready = [node for node in waiting if node.needs <= specs.keys()]
@@ -48,10 +38,10 @@ class Graph:
                     specs[name] = made[name] = spec
         return made
 
-    async def run(self, tensors: Tensors, call: PipelineCall, wanted: Collection[str]) -> None:
+    async def run(self, tensors: nodes.Tensors, call: nodes.PipelineCall, wanted: Collection[str]) -> None:
         """Runs the nodes that make these tensors, and adds all that is made. If a node fails, the rest is cancelled."""
         waiting = self._needed(wanted)
-        running: set[asyncio.Task[Tensors]] = set()
+        running: set[asyncio.Task[nodes.Tensors]] = set()
         try:
             while waiting or running:
                 there = tensors.keys() | call.absent
@@ -68,8 +58,8 @@ class Graph:
             for task in running:
                 task.cancel()
 
-    def _needed(self, wanted: Collection[str]) -> list[PipelineNode]:
-        names, found = set(wanted), list[PipelineNode]()
+    def _needed(self, wanted: Collection[str]) -> list[nodes.PipelineNode]:
+        names, found = set(wanted), list[nodes.PipelineNode]()
         for node in reversed(self._nodes):
             if not node.makes.isdisjoint(names):
                 found.append(node)
@@ -80,7 +70,7 @@ class Graph:
 class SwitchNode:
     """Rows for which an expression is true go to one graph, the others to another. Then they are put together."""
 
-    def __init__(self, step: PipelineStep, find: Find, *, has_rows: bool) -> None:
+    def __init__(self, step: PipelineStep, find: nodes.Find, *, has_rows: bool) -> None:
         """Raises LoadFailed."""
         self._text, self._has_rows = step.switch, has_rows
         self._branches = [Graph(steps, find, has_rows=has_rows) for steps in (step.then, step.otherwise)]
@@ -92,19 +82,19 @@ class SwitchNode:
         self.makes = one.makes & other.makes
         self._expression: Expression | None = None
 
-    def check(self, given: Specs) -> Specs:
+    def check(self, given: nodes.Specs) -> nodes.Specs:
         """See PipelineNode."""
         if not self.makes:
             raise LoadFailed(f"switch {self._text[:100]!r}: then and else must make a tensor of the same name")
         self._expression = Expression(self._text, given, has_rows=self._has_rows)
         for name in self._names:
-            required(given, name)
+            nodes.required(given, name)
         one, other = (branch.check(given) for branch in self._branches)
         for name in self.makes:
-            check_alike(f"tensor {name!r} of else", other[name], one[name])
+            nodes.check_alike(f"tensor {name!r} of else", other[name], one[name])
         return {name: _either(one[name], other[name]) for name in self.makes}
 
-    async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
+    async def run(self, tensors: nodes.Tensors, call: nodes.PipelineCall) -> nodes.Tensors:
         """See PipelineNode."""
         assert self._expression is not None
         columns = [values(tensors[name], has_rows=self._has_rows) for name in self._names]
@@ -116,7 +106,7 @@ class SwitchNode:
         await self._branches[0 if chosen[0] else 1].run(made, call, self.makes)
         return {name: made[name] for name in self.makes}
 
-    async def _both(self, chosen: list[bool], tensors: Tensors, call: PipelineCall) -> Tensors:
+    async def _both(self, chosen: list[bool], tensors: nodes.Tensors, call: nodes.PipelineCall) -> nodes.Tensors:
         """Divides the rows among the branches."""
         if call.emit is not None:
             raise RequestRejected("rows of a stream must take the same branch of a switch; send one row a request")
@@ -143,13 +133,13 @@ async def _together(works: Sequence[Coroutine[None, None, None]]) -> None:
             task.cancel()
 
 
-def _node(step: PipelineStep, find: Find, *, has_rows: bool) -> PipelineNode:
+def _node(step: PipelineStep, find: nodes.Find, *, has_rows: bool) -> nodes.PipelineNode:
     match step.kind:
         case "switch":
             return SwitchNode(step, find, has_rows=has_rows)
         case "split" | "merge":
-            return ColumnsNode(step)
-    return ModelNode(step, find)
+            return nodes.ColumnsNode(step)
+    return nodes.ModelNode(step, find)
 
 
 def _either(one: TensorSpec, other: TensorSpec) -> TensorSpec:

@@ -291,6 +291,8 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
     async def handle(request: Any, context: Any, unread: HeldBytes) -> Any:
         path, body = method.path, b"{}"
         if method.request == "LoadedModel":
+            if not request.model_name.strip():
+                raise invalid("Model name cannot be empty. Please enter a valid name to deploy.", "model_name")
             path = path.format(_bounded(request.model_name))
             body = orjson.dumps({"parameters": dict(map(_parameter, request.parameters))})
         elif method.request == "Repository":
