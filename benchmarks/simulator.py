@@ -1,14 +1,14 @@
 """Measures the simulator: its speed, and how exact it is.
 
     python benchmarks/simulator.py speed mooncake_conversation.jsonl --json FILE
-    python benchmarks/simulator.py traces mooncake_conversation.jsonl --speed 1 --speed 4 --dynamo PYTHON --json FILE
+    python benchmarks/simulator.py traces mooncake_conversation.jsonl --speed 1 --speed 4 --cost dynamo --json FILE
     python benchmarks/simulator.py accuracy FOLDER --seconds 280 --json FILE
     python benchmarks/simulator.py gpu --json FILE
     python benchmarks/simulator.py aiconfigurator PYTHON --json FILE
 
 `speed`: a trace on eight replicas, beside the time that the schedulers alone take for the same steps, in turn.
 `traces`: a trace on eight replicas, with round robin and the fleet's router, at several speeds; --cost dynamo takes the
-step times that Dynamo's replay has by default, and --dynamo runs that as well, in PYTHON that has ai-dynamo.
+step times that Dynamo's replay has by default, so that its figures on the same trace can be compared.
 `accuracy`: real servers of SmolLM2-135M and their simulation, at 50, 80 and 95% of their capacity. The cost of steps
 is fitted to another workload. FOLDER keeps the rounds: each call runs as many of those it lacks as --seconds suffice
 for, and compares all so far. `gpu`: the cost model beside results/gpu.json. `aiconfigurator`: the cost model beside
@@ -23,7 +23,7 @@ from results import JSON, write
 from simulator_figures.accuracy import accuracy_figures
 from simulator_figures.gpu import gpu_figures, table_figures
 from simulator_figures.speed import speed_figures
-from simulator_figures.traces import dynamo_figures, trace_figures
+from simulator_figures.traces import trace_figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -43,13 +43,10 @@ def traces(
     trace: Path,
     speed: list[float] = [1.0, 2.0, 4.0],  # noqa: B006
     cost: Literal["ours", "dynamo"] = "ours",
-    dynamo: Path | None = None,
     json: Annotated[Path | None, JSON] = None,
 ) -> None:
-    figures = {"ours": trace_figures(trace, speed, cost)}
-    if dynamo is not None:
-        figures["dynamo"] = dynamo_figures(dynamo, trace, speed)
-    write({"benchmark": "simulator traces", "trace": trace.name, "cost": cost, **figures}, json)
+    figures = trace_figures(trace, speed, cost)
+    write({"benchmark": "simulator traces", "trace": trace.name, "cost": cost, "figures": figures}, json)
 
 
 @app.command()

@@ -1,7 +1,5 @@
-"""Recorded traffic at several speeds, and another simulator on the same: Dynamo's replay, with the same step times."""
+"""Recorded traffic at several speeds, with our step times and with those of Dynamo's replay."""
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from penstock.simulate.figures import figures_of
 from penstock.simulate.prices import load_prices
 from penstock.simulate.scenario import Scenario, load_scenario
 
-SCRIPT = Path(__file__).with_name("dynamo_replay.py")
 ROUTERS = ("round_robin", "cluster")
 SHOWN = ("ttft_ms_mean", "ttft_ms_p99", "tpot_ms_p99", "prefix_hit_pct", "attained_pct")
 
@@ -59,14 +56,6 @@ def trace_figures(trace: Path, speeds: list[float], cost: str) -> dict[str, Any]
             figures = figures_of(simulation.run(), one.slo)
             found[f"x{speed:g} {router}"] = {name: _rounded(figures[name]) for name in SHOWN}
             print(f"x{speed:g} {router}: {found[f'x{speed:g} {router}']}", flush=True)
-    return found
-
-
-def dynamo_figures(python: Path, trace: Path, speeds: list[float]) -> dict[str, Any]:
-    """Returns what Dynamo's own replay says of the same traces. `python` has the wheels of ai-dynamo."""
-    command = [str(python), str(SCRIPT), str(trace), *map(str, speeds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -80,7 +80,7 @@
       width: place.clientWidth || 400,
       height: 190,
       scales: { x: { time: false }, y: { range: (plot, low, high) => [Math.min(low ?? 0, 0), high > 0 ? high * 1.1 : 1] } },
-      axes: [{ stroke: muted, grid: { show: false }, values: (plot, ticks) => ticks.map((tick) => `${tick} s`) }, { stroke: muted, grid, size: 60, values: (plot, ticks) => ticks.map(number) }],
+      axes: [{ stroke: muted, grid: { show: false }, values: (plot, ticks) => ticks.map((tick) => `${tick} s`) }, { stroke: muted, grid, size: 72, values: (plot, ticks) => ticks.map(number) }],
       legend: { show: false },
       series,
     };
