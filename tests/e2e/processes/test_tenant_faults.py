@@ -20,7 +20,7 @@ from tests.e2e.processes.test_tenants import Place, send
 from tests.e2e.server import PATIENCE, serving, wait_for
 from tests.redis_server import RedisServer, needs_redis, redis_servers
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.rare]
 BUDGET = 1500
 FILE = f"""
 tenants:

@@ -136,8 +136,8 @@ def _insert(text: str, tenant: str, line: str) -> str:
     """Returns the text with one more key of a tenant, and with the parts around it that are not there yet."""
     import yaml
 
-    root = node = yaml.compose(text, Loader=yaml.SafeLoader)
-    missing = ["tenants", tenant, "keys"]
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    node, missing = root, ["tenants", tenant, "keys"]
     while missing and (child := _child(node, missing[0])) is not None:
         node, missing = child, missing[1:]
     if node is not None and node.flow_style:  # in braces or brackets

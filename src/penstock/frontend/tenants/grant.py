@@ -27,17 +27,17 @@ class Grant(NamedTuple):
     def check_wire(self, wire: str) -> None:
         """Raises APIError 403 if the key is not for this API."""
         if self.key is not None and self.key.wires and wire not in self.key.wires:
-            raise _refused("API", self.key.wires, code="wire_not_allowed")
+            raise _refused("API", self.key.wires, "wire_not_allowed")
 
     def check_model(self, names: tuple[str, ...]) -> None:
         """Raises APIError 403 if the key is not for the model with these names."""
         if self.key is not None and self.key.models and not set(names) & set(self.key.models):
-            raise _refused("model", self.key.models, param="model", code="model_not_allowed")
+            raise _refused("model", self.key.models, "model_not_allowed", "model")
 
 
-def _refused(what: str, allowed: tuple[str, ...], **fields: str) -> APIError:
+def _refused(what: str, allowed: tuple[str, ...], code: str, param: str | None = None) -> APIError:
     message = f"this API key is not for this {what}, but for: {', '.join(allowed)}; use another key"
-    return APIError(403, message, **fields)
+    return APIError(403, message, code=code, param=param)
 
 
 def tenant_id(name: str) -> str:

@@ -126,8 +126,7 @@ class RedisBooks:
     """Books whose counters are in Redis. All else is as that of the `books` of this server."""
 
     def __init__(self, url: str, books: Books, unsettled: Iterable[Settlement] = ()) -> None:
-        """`unsettled`: what the ledger has, by the ids of its rows. Reservations for them that are still open are
-        settled."""
+        """Reservations that are still open for `unsettled` rows of the ledger, by their ids, are settled."""
         from redis import asyncio as redis
 
         self._redis = redis.from_url(url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS)
