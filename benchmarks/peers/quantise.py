@@ -163,7 +163,8 @@ def tool_values(kind: str, out: Path, group: int) -> dict[str, Tensor]:
     if KINDS[kind] == "gptqmodel":
         from gptqmodel import BACKEND, GPTQModel
 
-        model = GPTQModel.load(str(out), device="cpu", backend=BACKEND.TORCH).model
+        # In the type of the scales: in bf16, which small models have here, it would round them.
+        model = GPTQModel.load(str(out), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16).model
         for name, module in model.named_modules():
             if hasattr(module, "dequantize_weight"):
                 module.scales.data = module.scales.data.float()
