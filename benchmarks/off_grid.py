@@ -23,7 +23,7 @@ from penstock.families import ModelSpec, load_spec
 from penstock.families.gguf.config import hf_config
 from penstock.gguf import read_gguf
 from penstock.quantize.formats.gguf_mix import file_metadata
-from penstock.quantize.formats.tensor_file import Entry, TensorFile, gguf_layout
+from penstock.quantize.formats.tensor_file import OutputTensor, TensorFile, gguf_layout
 from penstock.quantize.texts import class_texts
 from penstock.text import Tokenizer
 from penstock.weights.checkpoint import stored_tensors
@@ -31,7 +31,7 @@ from penstock.weights.load import load_parameters
 from penstock.weights.packaged import SMOLLM2
 from penstock.weights.reads import row_runs
 
-RATE, WARM_UP = 1e-4, 20  # of the optimiser, and steps until it is reached
+RATE, WARM_UP = 3e-4, 10  # of the optimiser, and steps until it is reached
 
 
 def model_tensors(path: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def train(model: Any, windows: list[list[int]], steps: int, batch: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if step % 20 == 0 or step == steps - 1:
+        if step % 5 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -93,7 +93,7 @@ def write_gguf(out: Path, source: Path, spec: ModelSpec, tensors: dict[str, torc
     names = {tensor.name: name for name, tensor in stored.items()}
     sources = {each.name: each for p in spec.parameters for each in p.sources}
     entries = {
-        tensor.name: Entry("F32", tensor.shape, 4 * int(np.prod(tensor.shape)))
+        tensor.name: OutputTensor("F32", tensor.shape, 4 * int(np.prod(tensor.shape)))
         for tensor in read_gguf(source).tensors.values()
     }
     file = TensorFile(out, entries, gguf_layout(file_metadata(source, "F32"), entries))

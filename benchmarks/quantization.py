@@ -1,17 +1,18 @@
-"""Quantises a checkpoint with Penstock, llmcompressor and llama.cpp, and compares what they made with the original.
+"""Quantises a model with Penstock, llmcompressor, AutoRound and llama.cpp, and compares the results with the original.
 
-    python benchmarks/quantization.py MODEL_DIR --llmcompressor-python ../llmcompressor/bin/python --work DIR
-    python benchmarks/quantization.py MODEL_DIR --gguf MODEL.gguf --llama-python ../llama/bin/python --work DIR
+    python benchmarks/quantization.py MODEL_DIR --work DIR --cases 4/32,4/128,3/32 \\
+        --tool llmcompressor=../llmcompressor/bin/python --tool auto-round=../llmcompressor/bin/python
+    python benchmarks/quantization.py MODEL_DIR --work DIR --gguf MODEL.gguf --types Q4_K_M,Q3_K_M \\
+        --tool llama.cpp=../llama/bin/python
 
-All tools calibrate with the same windows of token ids, and all results are scored on the same others. Folders are
-executed by transformers with compressed-tensors, in the environment of llmcompressor; GGUF files by Penstock in fp32
-(`bench quality --against`). llama.cpp's importance matrix is what its own tool would compute: the mean squares of the
-inputs of each product of the original. What is in --work is not made again.
+All tools calibrate with the same windows of token ids, and all results are scored on the same others: in fp32, with the
+exact values of their codes, by the layers that Penstock executes (tests compare these with transformers). llama.cpp's
+importance matrix is what its own tool would compute: the mean squares of the inputs of each product of the original.
+What is in --work is not made again.
 """
 
 import json
-import math
-import statistics
+import os
 import subprocess
 import sys
 import time
@@ -23,21 +24,29 @@ import torch
 import typer
 from results import JSON, run_command, save
 
-from penstock.cli.models.quantize import CHECKED, QuantizeOptions, calibration_windows, class_windows, window_length
+from penstock.cli.models.quantize import QuantizeOptions, calibration_windows, class_windows, window_length
 from penstock.cli.output import show_table
 from penstock.families import load_spec
+from penstock.quantize.agreement import Logits, compare_windows, figures
+from penstock.quantize.formats.gguf_mix import MOST
 from penstock.quantize.job import torch_kernels
 from penstock.quantize.moments import Moments
 from penstock.quantize.recorder import WeightPlaces
-from penstock.quantize.stream import LayerStream, batches
+from penstock.quantize.stream import LayerStream, Windows, batches
 from penstock.text import Tokenizer
 from penstock.weights.checkpoint import stored_tensors
 
 PEERS = Path(__file__).parent / "peers"
+OF_LLMCOMPRESSOR = ("gptq", "awq")
+TOOLS = ("llmcompressor", "auto-round", "llama.cpp")
+Cost = dict[str, int]  # seconds, CPU seconds and peak MiB of what was made now
+Made = dict[Path, tuple[str, Cost]]  # what each model is called, and its cost
 COLUMNS = (
-    ("type", "name"),
+    ("made by", "name"),
     ("MiB", "mib"),
     ("seconds", "seconds"),
+    ("CPU seconds", "cpu_seconds"),
+    ("peak MiB", "peak_mib"),
     ("perplexity", "perplexity"),
     ("change %", "change_percent"),
     ("±", "change_margin"),
@@ -47,7 +56,7 @@ COLUMNS = (
 )
 
 
-def importance(gguf: Path, windows: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+def importance(gguf: Path, windows: Windows) -> dict[str, list[float]]:
     """The mean square of each column of the inputs of a GGUF model's products, by its tensors' names."""
     spec = load_spec(gguf)
     kernels, names = torch_kernels(spec), stored_tensors(gguf, spec)
@@ -75,158 +84,136 @@ def importance(gguf: Path, windows: Sequence[Sequence[int]]) -> dict[str, list[f
     return found
 
 
-def ours(model: Path, out: Path, flags: Sequence[str]) -> float | None:
-    """Makes `out` with `penstock quantize` unless it is there. Returns the seconds that it took."""
-    if out.exists():
-        return None
+class Judge:
+    """Compares models with the original, whose hidden states are computed once."""
+
+    def __init__(self, original: Path, windows: Windows) -> None:
+        self._windows = windows
+        self._base = self._states(original)
+
+    def figures(self, model: Path) -> dict[str, Any]:
+        with torch.inference_mode():
+            return figures(compare_windows(*self._states(model), *self._base, self._windows))
+
+    def _states(self, model: Path) -> tuple[torch.Tensor, Logits]:
+        """The last hidden states [tokens, hidden], and the head."""
+        with torch.inference_mode():
+            spec = load_spec(model)
+            stream = LayerStream(model, spec, torch_kernels(spec), torch.float32)
+            hidden = stream.embed(self._windows).float()
+            for index in range(len(spec.layers)):
+                stream.layer(index).forward(hidden, self._windows)
+            return hidden, stream.head()
+
+
+def timed(command: Sequence[str]) -> Cost:
+    """Runs a command. Raises ValueError if it fails."""
     began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "penstock", "quantize", str(model), str(out), "--no-table", *flags], check=True
-    )
-    return round(time.perf_counter() - began, 1)
-
-
-def theirs(python: str, model: Path, out: Path, windows: Path, flags: Sequence[str]) -> float | None:
-    """Makes `out` with llmcompressor unless it is there. Returns the seconds of its own work."""
-    if (out / "config.json").exists():
-        return None
-    script = str(PEERS / "llmcompressor_quantize.py")
-    done = subprocess.run(
-        [python, script, str(model), str(out), str(windows), *flags], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
-
-
-def folder_rows(python: str, original: Path, folders: Sequence[Path], windows: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of transformers_quality.py by folder."""
-    script = str(PEERS / "transformers_quality.py")
-    command = [python, script, str(windows), str(original), *map(str, folders)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            row = json.loads(line)
-            found.setdefault(row["model"], []).append(row)
-    return found
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures over all windows, which have equal lengths, with 95% intervals."""
-    nats, base, kl, agreement = (
-        [value for row in rows for value in row[key]] for key in ("nats", "base_nats", "kl", "agreement")
-    )
-
-    def margin(values: Sequence[float]) -> float:
-        return 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-
-    change = 100 * math.expm1(statistics.fmean(nats) - statistics.fmean(base))
+    process = subprocess.Popen(command, stdout=sys.stderr)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise ValueError(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
     return {
-        "perplexity": round(math.exp(statistics.fmean(nats)), 4),
-        "base_perplexity": round(math.exp(statistics.fmean(base)), 4),
-        "change_percent": round(change, 3),
-        "change_margin": round((100 + change) * margin([a - b for a, b in zip(nats, base, strict=True)]), 3),
-        "kl": round(statistics.fmean(kl), 5),
-        "kl_margin": round(margin(kl), 5),
-        "agreement": round(statistics.fmean(agreement), 4),
+        "seconds": round(time.perf_counter() - began),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime),
+        "peak_mib": usage.ru_maxrss >> 10,
     }
+
+
+def ours(model: Path, out: Path, flags: Sequence[str]) -> Cost:
+    """Makes `out` with `penstock quantize` unless it is there."""
+    command = (sys.executable, "-m", "penstock", "quantize", str(model), str(out), "--no-table", *flags)
+    return {} if out.exists() else timed(command)
+
+
+def theirs(python: str, script: str, model: Path, out: Path, windows: Path, flags: Sequence[str]) -> Cost:
+    """Makes the folder `out` with another tool unless it is there."""
+    command = (python, str(PEERS / script), str(model), str(out), str(windows), *flags)
+    return {} if (out / "config.json").exists() else timed(command)
 
 
 def quantization(
     *,
     model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A checkpoint in safetensors.")],
     work: Annotated[Path, typer.Option(metavar="DIR", help="Keep the models here.")],
-    llmcompressor_python: Annotated[str | None, typer.Option(metavar="PATH", help="A Python that has it.")] = None,
-    llama_python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A Python that has llama-cpp-python.")
-    ] = None,
+    tool: Annotated[list[str], typer.Option(metavar="TOOL=PATH", help=f"A Python that has {', '.join(TOOLS)}.")] = [],  # noqa: B006
     gguf: Annotated[Path | None, typer.Option(metavar="FILE", help="The same model in GGUF, in floats.")] = None,
-    cases: Annotated[str, typer.Option(help="BITS/GROUP of folders; z after the group: with zero points.")] = (
-        "4/32,4/32z,4/64"
-    ),
-    types: Annotated[str, typer.Option(help="Types of GGUF files.")] = "Q4_0,Q4_K_M",
+    cases: Annotated[str, typer.Option(help="BITS/GROUP of folders; z after the group: with zero points.")] = "",
+    types: Annotated[str, typer.Option(help="Types of GGUF files.")] = "",
     methods: Annotated[str, typer.Option(help="Methods of penstock quantize.")] = "auto,gptq,awq,mse,rtn",
     windows: Annotated[int, typer.Option(min=1, help="Windows of 512 tokens to calibrate with.")] = 64,
+    checked: Annotated[int, typer.Option(min=2, help="Windows of each class of text to compare.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of AutoRound for each layer.")] = 200,
     json_file: Annotated[str | None, JSON] = None,
 ) -> None:
     """Compares Penstock's quantisation with other tools'."""
     work.mkdir(parents=True, exist_ok=True)
-    spec, tokenizer = load_spec(model), Tokenizer.load(model)
+    spec, tokenizer, tools = load_spec(model), Tokenizer.load(model), dict(text.split("=", 1) for text in tool)
     options = QuantizeOptions("int4", None, False, None, "auto", "builtin", windows, None, False, None)
     calibration = calibration_windows(tokenizer, spec, options)
-    check = class_windows(tokenizer, window_length(spec), CHECKED)
     (work / "calibration.json").write_text(json.dumps(calibration))
-    (work / "check.json").write_text(json.dumps(check))
-    rows: list[dict[str, Any]] = []
-    common = ("--windows", str(windows))
-    if llmcompressor_python is not None:
-        rows += _folders(llmcompressor_python, model, work, cases.split(","), methods.split(","), common)
-    if gguf is not None and llama_python is not None:
-        rows += _files(llama_python, gguf, work, types.split(","), methods.split(","), calibration, common)
-    show_table(f"{model.name}: {CHECKED} windows of 512 tokens of each class", COLUMNS, rows)
+    check = [window for each in class_windows(tokenizer, window_length(spec), checked).values() for window in each]
+    made: Made = {}
+    for case in filter(None, cases.split(",")):
+        made |= _folders(tools, model, work, case, methods.split(","), windows, steps)
+    if gguf is not None and types:
+        made |= _files(tools, gguf, work, types.split(","), methods.split(","), calibration)
+    judge, rows = Judge(model, check), []
+    for out, (name, cost) in made.items():
+        rows.append({"name": name, "mib": _mib(out), **cost, **judge.figures(out)})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    base = f"the original's perplexity is {rows[0]['base_perplexity']}" if rows else "nothing was made"
+    show_table(f"{model.name}: {len(check)} windows of four classes of text; {base}", COLUMNS, rows)
     save({"benchmark": "quantization", "model": model.name, "calibration_windows": windows, "rows": rows}, json_file)
 
 
 def _folders(
-    python: str, model: Path, work: Path, cases: Sequence[str], methods: Sequence[str], common: Sequence[str]
-) -> list[dict[str, Any]]:
-    made: dict[Path, tuple[str, float | None]] = {}
-    for case in cases:
-        bits, _, group = case.partition("/")
-        size, zeros = group.removesuffix("z"), ("--zero-points",) if group.endswith("z") else ()
-        for method in methods:
-            out = work / f"penstock-{method}-{bits}-{group}"
-            form = () if bits in ("4", "8") else ("--format", "gptq")
-            flags = ("--scheme", f"int{bits}", "--group", size, *zeros, "--method", method, *form, *common)
-            made[out] = f"Penstock {method}, {case}", ours(model, out, flags)
-        for method in ("gptq", "awq") if bits in ("4", "8") else ():
-            out = work / f"llmcompressor-{method}-{bits}-{group}"
-            flags = ("--method", method, "--bits", bits, "--group", size, *zeros)
-            made[out] = f"llmcompressor {method}, {case}", theirs(python, model, out, work / "calibration.json", flags)
-    scored = folder_rows(python, model, list(made), work / "check.json")
-    return [
-        {"name": name, "mib": _mib(out), "seconds": seconds, **summary(scored[str(out)])}
-        for out, (name, seconds) in made.items()
-    ]
+    tools: Mapping[str, str], model: Path, work: Path, case: str, methods: Sequence[str], windows: int, steps: int
+) -> Made:
+    """Makes the folders of a case by all tools."""
+    made: Made = {}
+    bits, _, group = case.partition("/")
+    size, zeros = group.removesuffix("z"), ("--zero-points",) if group.endswith("z") else ()
+    form = () if bits in ("4", "8") else ("--format", "gptq")
+    for method in methods:
+        out = work / f"penstock-{method}-{bits}-{group}"
+        flags = ("--scheme", f"int{bits}", "--group", size, *zeros, "--method", method, *form)
+        made[out] = f"Penstock {method}, {case}", ours(model, out, (*flags, "--windows", str(windows)))
+    ids, flags = work / "calibration.json", ("--bits", bits, "--group", size, *zeros)
+    if python := tools.get("llmcompressor"):
+        for method in OF_LLMCOMPRESSOR:
+            out, script = work / f"llmcompressor-{method}-{bits}-{group}", "llmcompressor_quantize.py"
+            cost = theirs(python, script, model, out, ids, ("--method", method, *flags))
+            made[out] = f"llmcompressor {method}, {case}", cost
+    if python := tools.get("auto-round"):
+        out = work / f"auto-round-{bits}-{group}"
+        cost = theirs(python, "auto_round_quantize.py", model, out, ids, (*flags, "--steps", str(steps)))
+        made[out] = f"AutoRound, {case}", cost
+    return made
 
 
 def _files(
-    python: str,
-    gguf: Path,
-    work: Path,
-    types: Sequence[str],
-    methods: Sequence[str],
-    calibration: Sequence[Sequence[int]],
-    common: Sequence[str],
-) -> list[dict[str, Any]]:
-    matrix = work / "imatrix.json"
-    if not matrix.exists():
-        matrix.write_text(json.dumps(importance(gguf, calibration)))
-    made: dict[Path, tuple[str, float | None]] = {}
-    for kind in types:
+    tools: Mapping[str, str], gguf: Path, work: Path, types: Sequence[str], methods: Sequence[str], windows: Windows
+) -> Made:
+    """Makes GGUF files by Penstock, which does not write all types, and by llama.cpp."""
+    made: Made = {}
+    for kind in (kind for kind in types if kind in MOST):
         for method in methods:
             out = work / f"penstock-{method}.{kind}.gguf"
-            flags = ("--scheme", f"gguf:{kind}", "--method", method, *common)
+            flags = ("--scheme", f"gguf:{kind}", "--method", method, "--windows", str(len(windows)))
             made[out] = f"Penstock {method}, {kind}", ours(gguf, out, flags)
+    if (python := tools.get("llama.cpp")) is None:
+        return made
+    matrix = work / "imatrix.json"
+    if not matrix.exists():
+        matrix.write_text(json.dumps(importance(gguf, windows)))
     for name, flags in (("llama.cpp", ()), ("llama.cpp imatrix", ("--imatrix", str(matrix)))):
-        script, out = str(PEERS / "llama_cpp_quantize.py"), work / name.replace(" ", "-")
-        began = time.perf_counter()
-        done = subprocess.run(
-            [python, script, str(gguf), str(out), "--types", ",".join(types), *flags],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        seconds = round((time.perf_counter() - began) / len(types), 1)
-        for kind, line in zip(types, done.stdout.splitlines(), strict=True):
-            made[Path(line)] = f"{name}, {kind}", seconds
-    rows = []
-    for out, (name, seconds) in made.items():
-        figures = work / f"{out.parent.name}-{out.name}.json"
-        command = ("bench", "quality", str(out), "--against", str(gguf), "--dtype", "float32", "--json", str(figures))
-        subprocess.run([sys.executable, "-m", "penstock", *command], check=True, stdout=subprocess.DEVNULL)
-        [*_, row] = json.loads(figures.read_text())["results"]
-        rows.append({"name": name, "mib": _mib(out), "seconds": seconds, **row})
-    return rows
+        for kind in types:
+            folder = work / name.replace(" ", "-")
+            command = (python, str(PEERS / "llama_cpp_quantize.py"), str(gguf), str(folder), "--types", kind, *flags)
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            made[Path(done.stdout.strip())] = f"{name}, {kind}", {}
+    return made
 
 
 def _mib(path: Path) -> float:

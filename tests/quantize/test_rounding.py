@@ -76,6 +76,19 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     assert (weight.values - weights).abs().max() < 2
 
 
+def test_weights_make_up_for_inputs_that_earlier_rounding_changed() -> None:
+    weights = torch.randn(32, 128, generator=torch.Generator().manual_seed(5))
+    change = torch.eye(128) + 0.02 * torch.randn(128, 128, generator=torch.Generator().manual_seed(6))
+    found, fresh = Moments(128), inputs(500, 128, 2)
+    found.add(inputs(2000, 128, 1), inputs(2000, 128, 1) @ change, held_out=False)
+    corrected, wanted = found.corrected(weights), fresh @ change @ weights.T
+    errors = [float((fresh @ each.T - wanted).square().sum()) for each in (corrected, weights)]
+    assert errors[0] < 0.1 * errors[1]
+    same = Moments(128)
+    same.add(fresh, fresh, held_out=False)
+    assert torch.equal(same.corrected(weights), weights)
+
+
 def test_the_method_with_the_least_error_is_taken() -> None:
     weights, found = torch.randn(32, 128, generator=torch.Generator().manual_seed(7)), moments(128)
     fmt = Integers(4, 32, False, torch.bfloat16)

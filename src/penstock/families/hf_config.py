@@ -134,6 +134,10 @@ class HFConfig:
         """This configuration without fields that the family does not have."""
         return HFConfig({name: value for name, value in self._fields.items() if name not in names}, self._where)
 
+    def with_fields(self, **fields: Any) -> "HFConfig":
+        """This configuration with fields changed."""
+        return HFConfig({**self._fields, **fields}, self._where)
+
     def with_section(self, name: str, **fields: Any) -> "HFConfig":
         """This configuration with fields of a nested object changed."""
         return HFConfig({**self._fields, name: {**(self.get(name) or {}), **fields}}, self._where)

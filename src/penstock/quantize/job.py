@@ -39,7 +39,8 @@ CALIBRATED = ("auto", "awq", "gptq")
 STATE, SETTINGS = "state.safetensors", "settings.json"
 SAVED_AFTER = 10  # a state is saved when so many times the seconds of the last save have passed
 OUTER_ROWS = 8192  # of the embedding or the head that are in memory as fp32
-STREAMS = ("calibration", "check", "base")  # the first two go through quantised layers, the last through the original's
+# Windows that go through layers: the first two through quantised ones, the others through the original's.
+STREAMS = ("calibration", "check", "original", "base")
 
 
 class OtherRun(ValueError):
@@ -169,12 +170,12 @@ def _windows(job: Job) -> dict[str, Windows]:
     """Returns the windows of each stream."""
     check = [window for each in job.check.values() for window in each]
     calibration = job.calibration if job.method in CALIBRATED else ()
-    return dict(zip(STREAMS, (calibration, check, check), strict=True))
+    return dict(zip(STREAMS, (calibration, check, calibration, check), strict=True))
 
 
 def _embed(base: LayerStream, destination: Destination, windows: Mapping[str, Windows]) -> dict[str, Tensor]:
     made = _made(base, destination)
-    return {name: (base if name == "base" else made).embed(each).float() for name, each in windows.items()}
+    return {name: (made if name in STREAMS[:2] else base).embed(each).float() for name, each in windows.items()}
 
 
 def _made(base: LayerStream, destination: Destination) -> LayerStream:
@@ -192,7 +193,7 @@ def _quantize_layers(
     advance: Callable[[int], None],
 ) -> None:
     methods, scales = METHODS[job.method]
-    quantizer = LayerQuantizer(destination, methods, scales, job.method == "auto", progress.choices)
+    quantizer = LayerQuantizer(destination, methods, scales, progress.choices)
     calibration, saved, cost = windows.get("calibration", ()), time.monotonic(), 0.0
     count = len(job.spec.layers)
     advance(sum(p.kind in ("matrix", "gated") and _layer_of(p) < progress.layer for p in job.spec.parameters))
@@ -200,9 +201,11 @@ def _quantize_layers(
         layer = base.layer(index)
         if "base" in windows:
             layer.forward(progress.hidden["base"], windows["base"])
-        for _ in quantizer.run(index, layer, progress.hidden.get("calibration"), calibration):
+        for _ in quantizer.run(
+            index, layer, progress.hidden.get("calibration"), progress.hidden.get("original"), calibration
+        ):
             advance(1)
-        for name in ("calibration", "check"):
+        for name in STREAMS[:2]:
             if name in windows and not (name == "calibration" and index == count - 1):
                 layer.forward(progress.hidden[name], windows[name])
         progress.layer = index + 1

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from penstock.families.spec import Parameter, TensorSource
 from penstock.quantize.formats.destination import Destination
 from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
 from penstock.quantize.moments import HELD_OUT, Moments
-from penstock.quantize.recorder import Enough, RecordingLinear, WeightPlaces
+from penstock.quantize.recorder import RecordingLinear, WeightPlaces
 from penstock.quantize.rounding import ChosenCodes, Method, quantize
 from penstock.quantize.scaling import awq_scales
 from penstock.quantize.stream import StreamedLayer, Windows, batches
@@ -34,48 +34,48 @@ class Segment(NamedTuple):
 
 @dataclass
 class LayerQuantizer:
-    """Quantises layers. `methods` are tried for each matrix; with `scales` AWQ's factors are, too."""
+    """Quantises layers. `methods` are tried for each matrix."""
 
     destination: Destination
     methods: Sequence[Method]
-    scales: bool
-    unscaled: bool  # also without the factors: the better is taken
+    scales: bool  # also with AWQ's factors: the better is taken
     choices: list[dict[str, object]] = field(default_factory=list)  # what was chosen for each product
     # By tensor, the parts that are quantised until it is complete: (their rows in the tensor, their codes).
     _pieces: dict[str, list[tuple[Tensor, Quantized]]] = field(default_factory=dict)
 
-    def run(self, index: int, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> Iterator[str]:
+    def run(
+        self, index: int, layer: StreamedLayer, hidden: Tensor | None, original: Tensor | None, windows: Windows
+    ) -> Iterator[str]:
         """Quantises a layer: its matrices in memory get the values of their codes. Yields the name of each product when
-        it is done. `hidden` are the hidden states of the calibration's tokens, which the layer reads, or None."""
-        recorder = layer.stream.kernels.linear
-        for parameter in self._products(layer, hidden, windows):
-            moments: dict[int, Moments] = {}
+        it is done. `hidden` are the hidden states of the calibration's tokens before the layer, or None; `original`
+        those before the original's, which are replaced by its output."""
+        products = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
+        read = dict[str, list[Tensor]]() if original is None else self._original_inputs(layer, original, windows)
+        for name in dict.fromkeys([*(name for name in read if name in products), *products]):
+            parameter, moments = products[name], dict[int, Moments]()
             if hidden is not None:
-                assert isinstance(recorder, RecordingLinear)
-                moments = self._record(layer, recorder, parameter, hidden, windows)
+                moments = self._record(layer, parameter, hidden, read.pop(name, None), windows)
             for choice in self._quantize(layer, parameter, moments):
                 error = None if choice.error != choice.error else round(choice.error, 6)
-                name = f"layers.{index}.{parameter.name.removeprefix('layers.0.').removesuffix('.weight')}"
-                self.choices.append({"product": name, "method": choice.method, "error": error})
-            yield parameter.name
+                product = f"layers.{index}.{name.removeprefix('layers.0.').removesuffix('.weight')}"
+                self.choices.append({"product": product, "method": choice.method, "error": error})
+            yield name
 
-    def _products(self, layer: StreamedLayer, hidden: Tensor | None, windows: Windows) -> list[Parameter]:
-        """Returns the parameters that have tensors to quantise, in the order of their use if it can be found."""
-        own = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
-        if hidden is None:
-            return list(own.values())
-        places, used = WeightPlaces(layer.parameters), {}
-        recorder = layer.stream.kernels.linear
-        assert isinstance(recorder, RecordingLinear)
+    def _original_inputs(self, layer: StreamedLayer, hidden: Tensor, windows: Windows) -> dict[str, list[Tensor]]:
+        """Runs the layer before it is quantised. Returns what each product reads, in the order of their use: for each
+        batch bf16 [tokens, columns]. Those of experts are empty: a quantised layer may choose other experts."""
+        recorder, places = cast(RecordingLinear, layer.stream.kernels.linear), WeightPlaces(layer.parameters)
+        experts = {p.name for p in layer.spec.parameters if p.experts > 1}
+        found: dict[str, list[Tensor]] = {}
 
         def watch(address: int, x: Tensor) -> None:
-            if (found := places.find(address)) and found[0] in own:
-                used[found[0]] = own[found[0]]
+            if place := places.find(address):
+                found.setdefault(place[0], []).extend([] if place[0] in experts else [x.bfloat16()])
 
         recorder.watch = watch
-        layer.run(hidden[: len(windows[0])], windows[:1])
+        layer.forward(hidden, windows)
         recorder.watch = None
-        return list({**used, **own}.values())
+        return found
 
     def _segments(self, parameter: Parameter) -> Iterator[Segment]:
         if parameter.kind not in ("matrix", "gated"):
@@ -90,59 +90,41 @@ class LayerQuantizer:
         return self.destination.format_of(source.name) if is_whole_rows(source) else None
 
     def _record(
-        self, layer: StreamedLayer, recorder: RecordingLinear, parameter: Parameter, hidden: Tensor, windows: Windows
+        self,
+        layer: StreamedLayer,
+        parameter: Parameter,
+        hidden: Tensor,
+        original: list[Tensor] | None,
+        windows: Windows,
     ) -> dict[int, Moments]:
         """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
-        places, found = WeightPlaces(layer.parameters), dict[int, Moments]()
+        recorder, found = cast(RecordingLinear, layer.stream.kernels.linear), dict[int, Moments]()
         groups = list(batches(windows))
         several = len(self.methods) > 1 or self.scales
         held = {i for i in range(len(groups)) if i % HELD_OUT == HELD_OUT - 1} or {len(groups) - 1}
-        reached = False
-
         for i, (rows, batch) in enumerate(groups):
-            split = several and len(groups) > 1
-            reached = False
-
-            def watch(address: int, x: Tensor, *, held_out: bool = i in held, split: bool = split) -> None:
-                nonlocal reached
-                place = places.find(address)
-                if place is None or place[0] != parameter.name:
-                    if reached and place is not None:
-                        raise Enough
-                    return
-                reached = True
-                if place[1] not in found:
-                    found[place[1]] = Moments(parameter.shape[1], split=split)
-                found[place[1]].add(x, held_out=held_out)
-                if parameter.experts == 1:
-                    raise Enough
-
-            recorder.watch = watch
-            try:
-                layer.run(hidden[rows], batch)
-            except Enough:
-                pass
-            finally:
-                recorder.watch = None
+            read = original[i].float() if original and len(original) == len(groups) else None
+            for first, x in recorder.inputs(layer, parameter, hidden[rows], batch):
+                if first not in found:
+                    found[first] = Moments(parameter.shape[1], split=several and len(groups) > 1)
+                found[first].add(x, read, held_out=i in held)
         return found
 
     def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
         weights = layer.parameters[parameter.name]
+        if parameter.experts == 1 and moments:
+            weights = moments[0].corrected(weights)
         segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
-        scales = self._scales(layer, parameter, segments, moments) if self.scales and moments else None
-        choices = []
-        if scales is None or self.unscaled:
-            choices = [
-                self._choose(weights, segment, moments.get(segment.first // size * size)) for segment in segments
-            ]
+        scales = self._scales(layer, parameter, weights, segments, moments) if self.scales and moments else None
+        choices = [self._choose(weights, segment, moments.get(segment.first // size * size)) for segment in segments]
         if scales is not None:
             moments[0].scaled(scales)
             scaled = [self._choose(weights * scales, segment, moments[0]) for segment in segments]
-            if not choices or sum(c.error for c in scaled) < sum(c.error for c in choices):
+            if sum(c.error for c in scaled) < sum(c.error for c in choices):
                 choices = [choice._replace(method=f"awq+{choice.method}") for choice in scaled]
                 self._fold(layer, parameter, scales)
         for segment, choice in zip(segments, choices, strict=True):
-            weights[segment.first : segment.first + segment.rows] = choice.weight.values
+            layer.parameters[parameter.name][segment.first : segment.first + segment.rows] = choice.weight.values
             for source in segment.sources:
                 self._place(source, choice.weight, source.start - segment.first, layer)
         return choices
@@ -155,14 +137,18 @@ class LayerQuantizer:
             raise ValueError(f"{', '.join(source.name for source in segment.sources)}: {error}") from None
 
     def _scales(
-        self, layer: StreamedLayer, parameter: Parameter, segments: Sequence[Segment], moments: dict[int, Moments]
+        self,
+        layer: StreamedLayer,
+        parameter: Parameter,
+        weights: Tensor,
+        segments: Sequence[Segment],
+        moments: dict[int, Moments],
     ) -> Tensor | None:
         """Returns AWQ's factors for a product that alone reads a norm, such that the file holds the norm's weight
         divided by them exactly. None where there is no such norm, or no factors help."""
         norm = self._norm_before(layer, parameter)
         if norm is None or sum(segment.rows for segment in segments) < parameter.shape[0]:
             return None
-        weights = layer.parameters[parameter.name]
         parts = [(weights[s.first : s.first + s.rows], s.fmt) for s in segments]
         scales = awq_scales(parts, moments[0])
         if scales is None:

@@ -18,16 +18,30 @@ class Moments:
     split: bool = False  # whether windows are held out; without, all of them are in both
     fit: Tensor = field(init=False)  # of most windows: codes are chosen by it
     check: Tensor = field(init=False)  # of the windows that were held out
+    drift: Tensor = field(init=False)  # sum of (o - x) x^T, where the original's product reads o in place of x
     tokens: int = 0
 
     def __post_init__(self) -> None:
         self.fit = torch.zeros(self.columns, self.columns)
         self.check = torch.zeros_like(self.fit) if self.split else self.fit
+        self.drift = torch.zeros_like(self.fit)
 
-    def add(self, x: Tensor, *, held_out: bool) -> None:
-        """Adds the fp32 rows of x [tokens, columns]."""
-        (self.check if held_out and self.split else self.fit).addmm_(x.T, x)
-        self.tokens += 0 if held_out and self.split else len(x)
+    def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool) -> None:
+        """Adds the fp32 rows of x [tokens, columns], in whose place the original's product reads `original`."""
+        if held_out and self.split:
+            self.check.addmm_(x.T, x)
+            return
+        self.fit.addmm_(x.T, x)
+        if original is not None:
+            self.drift.addmm_((original - x).T, x)
+        self.tokens += len(x)
+
+    def corrected(self, weights: Tensor) -> Tensor:
+        """Returns the weights [rows, columns] that come nearest to the original's outputs, W o, from x: by least
+        squares they are W + W drift (sum of x x^T)^-1 (Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for
+        Asymmetric Calibration", 2025)."""
+        factor = self.factor()
+        return weights + weights @ self.drift @ factor.T @ factor
 
     def scaled(self, factors: Tensor) -> None:
         """Does what dividing each x by `factors` [columns] would have done."""
@@ -41,10 +55,10 @@ class Moments:
         """The mean square of each column, by which errors of weights are weighed."""
         return self.fit.diagonal() / max(self.tokens, 1)
 
-    def factor(self) -> Tensor:
-        """Returns the upper Cholesky factor of the inverse of the damped moments. Columns that were always 0 count as
-        if they were 1."""
-        damped = self.fit.clone()
+    def factor(self, order: Tensor | None = None) -> Tensor:
+        """Returns the upper Cholesky factor of the inverse of the damped moments, with columns in this order. Columns
+        that were always 0 count as if they were 1."""
+        damped = self.fit.clone() if order is None else self.fit[order][:, order]
         diagonal = damped.diagonal()
         dead = diagonal == 0
         level = diagonal.mean().item() or 1.0

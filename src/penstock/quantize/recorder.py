@@ -1,15 +1,18 @@
 """Runs a layer's products in torch, and collects the inputs of one of them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.families.spec import Parameter
 from penstock.kernels.linear import DenseWeight, TorchLinear
+from penstock.quantize.stream import StreamedLayer, Windows
 
 
-class Enough(Exception):
+class _Enough(Exception):
     """The product that is recorded has been reached: the rest of the layer is not needed."""
 
 
@@ -44,6 +47,28 @@ class RecordingLinear:
         self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
     ) -> Tensor:
         return self._linear.rows(token_ids, weight, scale, dtype, first=first)
+
+    def inputs(
+        self, layer: StreamedLayer, parameter: Parameter, hidden: Tensor, windows: Windows
+    ) -> list[tuple[int, Tensor]]:
+        """Runs a layer up to a product. Returns what each call of it read: (the first row of its weight, x)."""
+        places, found = WeightPlaces(layer.parameters), list[tuple[int, Tensor]]()
+
+        def watch(address: int, x: Tensor) -> None:
+            place = places.find(address)
+            if place is None or place[0] != parameter.name:
+                if found and place is not None:
+                    raise _Enough
+                return
+            found.append((place[1], x))
+            if parameter.experts == 1:
+                raise _Enough
+
+        self.watch = watch
+        with suppress(_Enough):
+            layer.run(hidden, windows)
+        self.watch = None
+        return found
 
     def _watched(self, x: Tensor, weight: DenseWeight) -> None:
         if self.watch is not None:

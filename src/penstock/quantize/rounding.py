@@ -56,12 +56,11 @@ def gptq(weights: Tensor, fmt: CodeFormat, moments: Moments, *, ordered: bool) -
     """
     rows, columns = weights.shape
     span = fmt.span or columns
-    factor, left, order = moments.factor(), weights.T.contiguous(), None
-    importance = moments.importance
+    importance, left = moments.importance, weights.T.contiguous()
     fixed: Grid | None = None
-    if ordered:
-        order = moments.importance.argsort(descending=True, stable=True)
-        factor = _reordered(moments, order)
+    order = importance.argsort(descending=True, stable=True) if ordered else None
+    factor = moments.factor(order)
+    if order is not None:
         left = left[order]
     if ordered or span == columns:
         fixed = fmt.fit(weights, importance, search=True)
@@ -84,10 +83,3 @@ def gptq(weights: Tensor, fmt: CodeFormat, moments: Moments, *, ordered: bool) -
             errors[i] = error
         left[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
     return Quantized(codes.T.contiguous(), fixed if fixed is not None else joined_grids(grids, 1))
-
-
-def _reordered(moments: Moments, order: Tensor) -> Tensor:
-    """Returns the factor of the moments with their columns in another order."""
-    other = Moments(moments.columns)
-    other.fit = moments.fit[order][:, order]
-    return other.factor()

@@ -150,6 +150,9 @@ def test_rules_for_modules(source: Source, tmp_path: Path) -> None:
         "GPTQ int4 g32",
         "GPTQ int8 by row",
     }
+    extra = {plain: {"bits": 16}, r".*\.0\.self_attn\.q_proj": {"bits": 8, "group_size": -1}, "lm_head": {"bits": 4}}
+    change_config(quantised, quantization_config={**KINDS["auto-round"].config, "extra_config": extra})
+    assert_same(quantised, values)
 
 
 def test_a_file_beside_config_json(source: Source, tmp_path: Path) -> None:

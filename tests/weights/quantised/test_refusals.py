@@ -19,7 +19,15 @@ from penstock.weights.load import load_parameters
 from tests.weights.files import edit
 from tests.weights.quantised.conftest import Source
 from tests.weights.quantised.test_load import load_fp32
-from tests.weights.quantised.writers import AWQ_CONFIG, KINDS, change_config, compressed_config, gptq_config, write_pair
+from tests.weights.quantised.writers import (
+    AUTO_ROUND,
+    AWQ_CONFIG,
+    KINDS,
+    change_config,
+    compressed_config,
+    gptq_config,
+    write_pair,
+)
 
 MODULE = "model.layers.0.mlp.up_proj"
 FUZZED = (
@@ -65,11 +73,13 @@ def compressed(**fields: Any) -> dict[str, Any]:
             compressed(sparsity_config={"format": "sparse-24-bitmask"}),
             "format 'sparse-24-bitmask' is not supported; supported: dense: no sparsity",
         ),
-        (compressed_config(3, 32), "weights 'int of 3 bits, strategy group' is not supported; supported: weights of 4"),
+        (compressed_config(5, 32), "weights 'int of 5 bits, strategy group' is not supported; supported: weights of 2"),
         (compressed(transform_config={"u": {}}), "transform_config 'with transforms' is not supported"),
         (compressed(config_groups={}), "config_groups None is not supported"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is not supported; supported: FP8 or"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit False is not supported"),
+        (AUTO_ROUND | {"packing_format": "auto_round:marlin"}, "packing_format 'auto_round:marlin' is not supported"),
+        (AUTO_ROUND | {"data_type": "mx_fp"}, "data_type 'mx_fp' is not supported; supported: int"),
     ],
 )  # fmt: skip
 def test_configurations(source: Source, tmp_path: Path, config: dict[str, Any], expected: str) -> None:

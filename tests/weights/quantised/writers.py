@@ -1,8 +1,6 @@
 """Writes quantised checkpoints in the layouts of the tools, code by code. A writer turns a matrix [n, k] into the
 tensors that a file has for it, and its values in fp32, both by plain arithmetic that shares nothing with the readers.
-
-`benchmarks/quantised_oracles.py` compares what is loaded with files of the tools. So far that was done for NF4 and
-int8 of bitsandbytes, and pack-quantized of llm-compressor; the others are written after the tools' published code.
+So tests have layouts and sizes of every kind. Files that the tools themselves wrote are in `written` (test_tools.py).
 """
 
 import json
@@ -280,6 +278,7 @@ def compressed_config(bits: int, group: int, *, kind: str = "int", form: str = "
 
 
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 KINDS: dict[str, Kind] = {
     "gptq": Kind(gptq(), gptq_config(4, 32)),
@@ -302,6 +301,15 @@ KINDS: dict[str, Kind] = {
     "awq by row": Kind(awq(0), AWQ_CONFIG | {"group_size": -1}),
     "w4a16": Kind(integers(), compressed_config(4, 32), dtype="bfloat16"),
     "w4a16 zero points": Kind(integers(symmetric=False), compressed_config(4, 32, symmetric=False), dtype="bfloat16"),
+    "w3a16": Kind(integers(3), compressed_config(3, 32), dtype="bfloat16"),
+    "w3a16 zero points": Kind(
+        integers(3, symmetric=False), compressed_config(3, 32, symmetric=False), dtype="bfloat16"
+    ),
+    "auto-round": Kind(gptq(), AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}),
+    "auto-round awq": Kind(awq(), AUTO_ROUND | {"sym": False, "packing_format": "auto_round:auto_awq"}),
+    "auto-round v2": Kind(
+        gptq(symmetric=False, version=2), AUTO_ROUND | {"sym": False, "packing_format": "auto_round"}
+    ),
     "w4a16 by row": Kind(integers(group=0), compressed_config(4, 0), dtype="bfloat16"),
     "w4a16 actorder": Kind(integers(scattered=True), compressed_config(4, 32, actorder="group"), dtype="bfloat16"),
     "w8a16": Kind(integers(8, 64), compressed_config(8, 64), dtype="bfloat16"),
@@ -322,15 +330,16 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def write_floats(folder: Path, *, moe: bool = False, intermediate: int = 192) -> Path:
-    """A small Qwen 3 in fp32, with an MLP of this width or with experts of it."""
+def write_floats(folder: Path, *, moe: bool = False, intermediate: int = 192, **sizes: Any) -> Path:
+    """A small Qwen 3 in fp32, with an MLP of this width or with experts of it. `sizes` are others than COMMON's."""
     import transformers
 
+    common = COMMON | sizes
     if moe:
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
-        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**COMMON, **experts))
+        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**common, **experts))
     else:
-        config = transformers.Qwen3Config(**COMMON | {"intermediate_size": intermediate})
+        config = transformers.Qwen3Config(**common | {"intermediate_size": intermediate})
         model = transformers.Qwen3ForCausalLM(config)
     randomise(model, 0, norm_mean=1.0)
     model.save_pretrained(folder)

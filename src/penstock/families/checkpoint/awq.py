@@ -19,6 +19,7 @@ from penstock.families.checkpoint.codes import (
     matrix,
     part_of,
     rows_between,
+    unpack,
 )
 from penstock.families.checkpoint.scheme import Decode
 from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
@@ -95,9 +96,7 @@ def _unpacked(tensor: StoredTensor, along: range, first: int, count: int, part: 
 
     begin, end = first // IN_WORD, -(-(first + count) // IN_WORD)
     words = part.read(tensor, along, 4 * begin, 4 * (end - begin)).view(np.uint32)
-    turned = np.ascontiguousarray(words.T)
-    out = np.empty((end - begin, IN_WORD, len(along)), np.uint8)
-    for place, row in enumerate(ORDER):
-        out[:, row] = turned >> np.uint32(BITS * place) & np.uint32(15)
+    codes = unpack(np.ascontiguousarray(words.T), BITS).reshape(end - begin, len(along), IN_WORD)
+    out = np.ascontiguousarray(codes[:, :, np.argsort(ORDER)].transpose(0, 2, 1))
     skip = first % IN_WORD
     return out.reshape(-1, len(along))[skip : skip + count]

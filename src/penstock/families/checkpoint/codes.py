@@ -75,6 +75,14 @@ def unpack(words: "NDArray[Any]", bits: int) -> "NDArray[np.uint8]":
     return out.reshape(len(data), -1)
 
 
+def words_of(codes: range, bits: int, words: int) -> tuple[range, slice]:
+    """(words, slice): the words that hold some codes of a row of `words` words, from the first of a UNIT on, and these
+    codes among those that are unpacked of them."""
+    begin, end = codes.start // UNIT * bits, -(-codes.stop // UNIT) * bits
+    skip = codes.start % UNIT
+    return range(begin, min(end, words)), slice(skip, skip + codes.stop - codes.start)
+
+
 def floats(data: "NDArray[np.uint8]", dtype: str) -> "NDArray[np.float32]":
     """Numbers of a file as fp32."""
     if dtype == "BF16":

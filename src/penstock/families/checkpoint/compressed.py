@@ -32,7 +32,9 @@ from penstock.families.checkpoint.codes import (
     matrix,
     part_of,
     read_groups,
+    rows_between,
     unpack,
+    words_of,
 )
 from penstock.families.checkpoint.fp4 import OF_TENSOR, Fp4
 from penstock.families.checkpoint.fp8 import Fp8
@@ -53,7 +55,8 @@ FORMATS = (
     "mxfp4-pack-quantized",
     "mixed-precision",
 )
-SCHEMES = "weights of 4 or 8 bits in integers, of 8 bits in floats, or of 4 bits in floats in groups of 16 or 32"
+SCHEMES = "weights of 2, 3, 4 or 8 bits in integers, of 8 bits in floats, or of 4 in floats in groups of 16 or 32"
+_BLOCKS = {2: (4, 1), 3: (32, 12), 4: (2, 1), 8: (1, 1)}  # by bits: the fewest codes in whole bytes, words for 3 bits
 MAX_ZERO_BYTES = 16 << 20
 
 
@@ -77,11 +80,11 @@ class PackedIntegers:
         words = packed or found.get(name)
         if words is None or len(words.shape) != 2 or (packed is None and words.dtype != "I8"):
             return None
-        in_word, dtypes = (32 // self.bits, ("I32",)) if packed else (1, ("I8",))
+        bits, word, dtypes = (self.bits, 32, ("I32",)) if packed else (8, 8, ("I8",))
         n, width = words.shape
         shape = found.pop(f"{name}_shape", None)
-        k = width * in_word if shape is None else _columns(shape, n)
-        expect(words, name, dtypes, (n, -(-k // in_word)))
+        k = width * word // bits if shape is None else _columns(shape, n)
+        expect(words, name, dtypes, (n, -(-k * bits // word)))
         groups = -(-k // self.group) if self.group else 1
         scales = part_of(words, f"{name}_scale", found)
         expect(scales, name, tuple(FLOAT_BYTES), (n, groups), *(((n,), *OF_TENSOR) if groups == 1 else ()))
@@ -89,14 +92,14 @@ class PackedIntegers:
         zeros, order = (found.pop(f"{name}_{end}", None) for end in ("zero_point", "g_idx"))
         if not self.symmetric:
             zeros = zeros or part_of(words, f"{name}_zero_point", found)
-            others.append(expect(zeros, name, dtypes, (-(-n // in_word), groups)))
+            others.append(expect(zeros, name, dtypes, (-(-n * bits // word), groups)))
         elif zeros is not None and (zeros.size > MAX_ZERO_BYTES or any(first_bytes(zeros, zeros.size))):
             raise broken(zeros, 'has zero points, but config.json says "symmetric": true')
         if order is not None:
             others.append(expect(order, name, ("I32", "I64"), (k,)))
-        if packed and self.bits == 4 and k % 2:
-            raise broken(words, f"has rows of {k} codes of 4 bits; expected an even number")
-        block = (2, 1) if packed and self.bits == 4 else (1, 1)
+        block = _BLOCKS[bits]
+        if k % block[0]:
+            raise broken(words, f"has rows of {k} codes of {bits} bits; expected a multiple of {block[0]}")
         return matrix(words, self.format(k), (n, k), block, Decode(replace(self, columns=k), tuple(others)))
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
@@ -116,14 +119,12 @@ class PackedIntegers:
         """Codes with 2^(bits - 1) added."""
         import numpy as np
 
-        first, count = part.columns.start, len(part.columns)
+        columns = part.columns
         if words.dtype == "I8":
-            return self._raised(words, part.read(words, part.rows, first, count))
-        in_word = 32 // self.bits
-        begin, end = first // in_word, -(-(first + count) // in_word)
-        data = part.read(words, part.rows, 4 * begin, 4 * (end - begin)).view(np.uint32)
-        skip = first % in_word
-        return np.ascontiguousarray(unpack(data, self.bits)[:, skip : skip + count])
+            return self._raised(words, part.read(words, part.rows, columns.start, len(columns)))
+        read, own = words_of(columns, self.bits, words.shape[1])
+        data = part.read(words, part.rows, 4 * read.start, 4 * len(read)).view(np.uint32)
+        return np.ascontiguousarray(unpack(data, self.bits)[:, own])
 
     def _zero_points(self, zeros: StoredTensor, part: ReadPart) -> "NDArray[np.uint8]":
         """Zero points [rows, groups] with 2^(bits - 1) added."""
@@ -131,12 +132,10 @@ class PackedIntegers:
 
         if zeros.dtype == "I8":
             return self._raised(zeros, part.read(zeros, part.rows, 0, zeros.row_bytes))
-        in_word = 32 // self.bits
-        begin, end = part.rows[0] // in_word, part.rows[-1] // in_word + 1
-        words = part.read(zeros, range(begin, end), 0, zeros.row_bytes).view(np.uint32)
-        along = unpack(np.ascontiguousarray(words.T), self.bits).T
-        rows = np.arange(part.rows.start, part.rows.stop, part.rows.step)
-        return along.take(rows - begin * in_word, 0)
+        first, count, step = rows_between(part)
+        read, own = words_of(range(first, first + count), self.bits, zeros.rows)
+        words = part.read(zeros, read, 0, zeros.row_bytes).view(np.uint32)
+        return unpack(np.ascontiguousarray(words.T), self.bits)[:, own][:, step].T
 
     def _raised(self, tensor: StoredTensor, data: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
         """Bytes of signed integers with 2^(bits - 1) added."""
@@ -209,7 +208,7 @@ def _layout(weights: HFConfig, half: bool) -> MatrixLayout | Fp8:
         return Fp8.of_block(weights, "block_structure")
     if (kind, bits) == ("float", 4) and size in (16, 32):
         return Fp4(int(size))
-    if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel", "tensor"):
+    if kind != "int" or bits not in _BLOCKS or strategy not in ("group", "channel", "tensor"):
         raise weights.unsupported("weights", f"{kind} of {bits} bits, strategy {strategy}", SCHEMES)
     group = group_size(weights, multiple=16) if strategy == "group" else 0
     act_order = group > 0 and weights.get("actorder") not in (None, False, "weight", "static")

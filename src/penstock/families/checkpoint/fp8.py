@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import FLOAT_BYTES, floats
 from penstock.families.checkpoint.scheme import Decode, read_tensors
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
-
-if TYPE_CHECKING:
-    pass
 
 FP8 = "F8_E4M3"
 

@@ -25,6 +25,7 @@ from penstock.families.checkpoint.codes import (
     read_groups,
     rows_between,
     unpack,
+    words_of,
 )
 from penstock.families.checkpoint.scheme import Decode
 from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
@@ -136,9 +137,8 @@ class Gptq:
         """Zero points [groups, count] of rows from `first` on."""
         import numpy as np
 
-        begin, end = first // UNIT * self.bits, min(-(-(first + count) // UNIT) * self.bits, zeros.shape[1])
-        words = part.read(zeros, range(zeros.rows), 4 * begin, 4 * (end - begin)).view(np.uint32)
-        own = slice(first % UNIT, first % UNIT + count)
+        read, own = words_of(range(first, first + count), self.bits, zeros.shape[1])
+        words = part.read(zeros, range(zeros.rows), 4 * read.start, 4 * len(read)).view(np.uint32)
         stored = unpack(words, self.bits)[:, own]
         if self.bits == 3:
             ones = np.resize(np.array(_ONES_OF_3, np.uint32), words.shape[1])

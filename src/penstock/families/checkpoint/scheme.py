@@ -8,8 +8,8 @@ from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.stored import ReadPart, Rows, StoredTensor
 
 SUPPORTED = (
-    "gptq, awq (gemm), compressed-tensors, modelopt (FP8, NVFP4), bitsandbytes, fp8, or weights in float32, bfloat16 "
-    "or float16"
+    "gptq, awq (gemm), auto-round, compressed-tensors, modelopt (FP8, NVFP4), bitsandbytes, fp8, or weights in "
+    "float32, bfloat16 or float16"
 )
 # The ends of names of tensors that are not read: scales of keys and values, whose cache has scales of its own here, and
 # of activations, which are quantised by what they are when a step runs.

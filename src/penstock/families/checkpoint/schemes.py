@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from penstock.families.checkpoint.auto_round import auto_round
 from penstock.families.checkpoint.awq import Awq
 from penstock.families.checkpoint.bitsandbytes import bitsandbytes
 from penstock.families.checkpoint.compressed import compressed_tensors, modelopt
@@ -20,6 +21,7 @@ SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = MappingProxyType
     {
         "gptq": Gptq.of,
         "awq": Awq.of,
+        "auto-round": auto_round,
         "compressed-tensors": compressed_tensors,
         "modelopt": modelopt,
         "bitsandbytes": bitsandbytes,

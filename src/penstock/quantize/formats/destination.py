@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,56 +25,11 @@ _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GGUF_NAME = "model.gguf"
 
 
-class Destination(Protocol):
-    """Takes the tensors of a model by the names of its spec's sources."""
-
-    @property
-    def outer(self) -> Path | None:
-        """The model whose embedding and head are those of what is made, once they are written; None: the original."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """The bytes of all tensors."""
-        ...
-
-    def format_of(self, name: str) -> CodeFormat | None:
-        """Returns the format of a tensor, or None if it is copied."""
-        ...
-
-    def open(self, folder: Path, *, copies: bool) -> None:
-        """Opens the file in `folder`, which may have parts of it. With `copies` writes what is copied, too."""
-        ...
-
-    def put(self, name: str, weight: Quantized) -> None:
-        """Writes a quantised tensor, rows in the order of the original's."""
-        ...
-
-    def put_rows(self, name: str, weight: Quantized, first: int) -> None:
-        """Writes the rows of a quantised tensor from `first` on."""
-        ...
-
-    def stored_floats(self, name: str, values: Tensor) -> Tensor | None:
-        """Returns the nearest values that the file can hold in place of a vector, or None if its type there is none of
-        floats. `write_floats` writes them."""
-        ...
-
-    def write_floats(self, name: str, values: Tensor) -> None: ...
-
-    def finish(self, folder: Path) -> None:
-        """Completes what is in `folder`."""
-        ...
-
-    def move(self, folder: Path, out: Path) -> None:
-        """Moves it to its place. Nothing else may be in `folder`."""
-        ...
-
-
 class FolderDestination:
     """Makes a checkpoint folder. `matrices` are the shapes of the tensors to quantise, `ignored` the modules of the
     matrices that stay floats."""
 
-    outer: Path | None = None
+    outer: Path | None = None  # the model whose embedding and head are those of what is made; None: the original
 
     def __init__(
         self,
@@ -100,18 +54,22 @@ class FolderDestination:
 
     @property
     def size(self) -> int:
+        """The bytes of all tensors."""
         return sum(entry.size for entry in self._entries.values())
 
     def format_of(self, name: str) -> CodeFormat | None:
+        """Returns the format of a tensor, or None if it is copied."""
         return self._target.fmt if name in self._matrices else None
 
     def open(self, folder: Path, *, copies: bool) -> None:
+        """Opens the file in `folder`, which may have parts of it. With `copies` writes what is copied, too."""
         self._file = TensorFile(folder / SINGLE, self._entries, safetensors_layout(self._entries))
         for name, tensor in self._tensors.items():
             if copies and name not in self._matrices:
                 self._file.copy(name, tensor)
 
     def put(self, name: str, weight: Quantized) -> None:
+        """Writes a quantised tensor, rows in the order of the original's."""
         assert self._file is not None, "open comes first"
         for part, data in self._target.encode(name, weight).items():
             self._file.put(part, data)
@@ -120,6 +78,8 @@ class FolderDestination:
         raise NotImplementedError("the embedding and the head of a folder stay floats")
 
     def stored_floats(self, name: str, values: Tensor) -> Tensor | None:
+        """Returns the nearest values that the file can hold in place of a vector, or None if its type there is none of
+        floats. `write_floats` writes them."""
         dtype = _FLOATS.get(self._tensors[name].dtype)
         return None if dtype is None else values.to(dtype).float()
 
@@ -128,6 +88,7 @@ class FolderDestination:
         self._file.put(name, floats(values, _FLOATS[self._tensors[name].dtype]))
 
     def finish(self, folder: Path) -> None:
+        """Completes what is in `folder`."""
         assert self._file is not None, "open comes first"
         self._file.close()
         for path in sorted(self._model.iterdir()):
@@ -140,6 +101,7 @@ class FolderDestination:
             (folder / path.name).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
     def move(self, folder: Path, out: Path) -> None:
+        """Moves what is made to its place. Nothing else may be in `folder`."""
         os.rename(folder, out)
 
 
@@ -209,3 +171,6 @@ class GgufDestination:
     def move(self, folder: Path, out: Path) -> None:
         os.replace(folder / GGUF_NAME, out)
         folder.rmdir()
+
+
+Destination = FolderDestination | GgufDestination

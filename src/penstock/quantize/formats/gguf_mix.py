@@ -13,11 +13,9 @@ from penstock.gguf.types import FILE_TYPES
 
 # The type of most matrices in a file of each kind. The _M kinds have better types in some layers.
 MOST: Mapping[str, str] = {
-    **{name: name for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K")},
-    "Q4_K_S": "Q4_K",
-    "Q4_K_M": "Q4_K",
-    "Q5_K_S": "Q5_K",
+    **{name: name for name in ("Q8_0", "Q6_K", "Q4_1", "Q4_0")},
     "Q5_K_M": "Q5_K",
+    "Q4_K_M": "Q4_K",
 }
 _INSTEAD = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # where rows are not whole blocks of 256
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.weight")
@@ -55,10 +53,8 @@ def _of_layer(kind: str, layer: int, name: str, file: GgufFile) -> str:
     if name in ("attn_v", "ffn_down", "ffn_down_exps"):
         if kind.endswith("_M") and better:
             return "Q6_K"
-        if kind == "Q4_K_S" and name == "attn_v" and layer < 4:
-            return "Q5_K"
-        if name != "attn_v" and layer < eighth:
-            return {"Q4_K_S": "Q5_K", "Q4_0": "Q4_1", "Q5_0": "Q5_1"}.get(kind, most)
+        if kind == "Q4_0" and name != "attn_v" and layer < eighth:
+            return "Q4_1"
     return most
 
 

@@ -9,13 +9,6 @@ def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     ends within a word is filled up with zeros."""
     rows, count = codes.shape
     words = -(-count * bits // 32)
-    if 32 % bits == 0:
-        per_word = 32 // bits
-        padded = np.zeros((rows, words * per_word), np.uint32)
-        padded[:, :count] = codes
-        shifts = np.arange(0, 32, bits, dtype=np.uint32)
-        joined: NDArray[np.uint32] = np.bitwise_or.reduce(padded.reshape(rows, words, per_word) << shifts, 2)
-        return joined.view(np.int32)
     stream = np.zeros((rows, words * 32), np.uint8)
     each = (codes[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
     stream[:, : count * bits] = each.reshape(rows, -1)

@@ -1,8 +1,8 @@
-"""The interface to the files that `penstock quantize` makes, and the writers of checkpoint folders."""
+"""The writers of matrices in checkpoint folders: which tensors a matrix becomes, and their bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,29 +20,6 @@ DTYPES = {torch.float32: ("F32", 4), torch.bfloat16: ("BF16", 2), torch.float16:
 
 class CannotQuantizeTo(ValueError):
     """The options do not fit each other or the model; the message names the value, the limit and the remedy."""
-
-
-class CheckpointTarget(Protocol):
-    """Writes matrices of a checkpoint folder. `name` is that of a weight, and ends in `.weight`."""
-
-    @property
-    def fmt(self) -> Integers | Float8: ...
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises CannotQuantizeTo for a matrix [rows, columns] that the format cannot hold."""
-        ...
-
-    def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, OutputTensor]:
-        """Returns the tensors that replace a matrix in the file."""
-        ...
-
-    def encode(self, name: str, weight: Quantized) -> Arrays:
-        """Returns the bytes of these tensors."""
-        ...
-
-    def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        """Returns the quantization_config. `ignored` are the modules of matrices that stay floats."""
-        ...
 
 
 def floats(values: Tensor, dtype: torch.dtype) -> NDArray[Any]:
@@ -71,7 +48,8 @@ def check_group(name: str, columns: int, fmt: CodeFormat) -> None:
 @dataclass(frozen=True)
 class CompressedTensors:
     """Writes compressed-tensors, which vLLM, SGLang and transformers read: pack-quantized (whole numbers in words),
-    int-quantized (a byte each, with scales for rows; activations of tokens become int8) or float-quantized."""
+    int-quantized (a byte each, with scales for rows; activations of tokens become int8) or float-quantized. Names are
+    those of weights, and end in `.weight`."""
 
     fmt: Integers | Float8
     activations: bool = False  # int8 activations with a scale for each token: W8A8
@@ -81,9 +59,11 @@ class CompressedTensors:
         return isinstance(self.fmt, Integers) and not self.activations
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CannotQuantizeTo for a matrix [rows, columns] that the format cannot hold."""
         check_group(name, shape[1], self.fmt)
 
     def entries(self, name: str, shape: tuple[int, ...]) -> dict[str, OutputTensor]:
+        """Returns the tensors that replace a matrix in the file."""
         rows, columns = shape
         dtype, size = DTYPES[self.fmt.dtype]
         groups = columns // (self.fmt.span or columns)
@@ -99,6 +79,7 @@ class CompressedTensors:
         return entries | {f"{name}_shape": OutputTensor("I64", (2,), 16)}
 
     def encode(self, name: str, weight: Quantized) -> Arrays:
+        """Returns the bytes of these tensors."""
         grid = weight.grid
         arrays: Arrays = {f"{name}_scale": floats(grid.scale, self.fmt.dtype)}
         if isinstance(self.fmt, Float8):
@@ -114,25 +95,20 @@ class CompressedTensors:
         return arrays
 
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        common: dict[str, Any] = {
-            "observer": "minmax",
-            "observer_kwargs": {},
-            "block_structure": None,
-            "actorder": None,
-        }
-        weights: dict[str, Any] = {**common, "dynamic": False, "symmetric": True, "group_size": None}
+        """Returns the quantization_config. `ignored` are the modules of matrices that stay floats."""
+        weights: dict[str, Any] = {"dynamic": False, "symmetric": True, "group_size": None}
         inputs = None
         if isinstance(self.fmt, Float8):
             name = "float-quantized"
             weights |= {"num_bits": 8, "type": "float", "strategy": "channel"}
-            inputs = {**weights, "dynamic": True, "strategy": "token", "observer": None}
+            inputs = {**weights, "dynamic": True, "strategy": "token"}
         else:
             name = "int-quantized" if self.activations else "pack-quantized"
             strategy = "group" if self.fmt.group else "channel"
             weights |= {"num_bits": self.fmt.bits, "type": "int", "strategy": strategy}
             weights |= {"group_size": self.fmt.group or None, "symmetric": not self.fmt.zero_points}
             if self.activations:
-                inputs = {**weights, "dynamic": True, "strategy": "token", "observer": None}
+                inputs = {**weights, "dynamic": True, "strategy": "token"}
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
         return {
             "quant_method": "compressed-tensors",
@@ -140,8 +116,6 @@ class CompressedTensors:
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
             "ignore": list(ignored),
-            "kv_cache_scheme": None,
-            "global_compression_ratio": None,
         }
 
 
@@ -193,3 +167,6 @@ class GptqCheckpoint:
             "lm_head": False,
             "true_sequential": True,
         } | ({"dynamic": {f"-:{name}": {} for name in ignored if name != "lm_head"}} if len(ignored) > 1 else {})
+
+
+CheckpointTarget = CompressedTensors | GptqCheckpoint
