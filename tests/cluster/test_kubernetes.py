@@ -1,6 +1,7 @@
 """The reconciler with Kubernetes, against a stand-in for its API server."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from penstock.cluster.kubernetes import KubernetesApi, KubernetesEngines
 from penstock.cluster.place import PlacementError, reconcile
+from tests.cli.uses.right_uses import SCALED
 from tests.cluster.kubernetes_api import StandIn
 from tests.engine.simulated import until
 
@@ -121,6 +123,19 @@ async def test_two_autoscalers_are_refused(cluster: StandIn, engines: Kubernetes
     with pytest.raises(PlacementError, match="by-queue scales engines, too"):
         await scaled(engines, 3)
     assert cluster.replicas == 0
+
+
+async def test_the_command_scales_until_it_is_ended(cluster: StandIn) -> None:
+    words = SCALED.format(api=cluster.url).split()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "penstock", *words)
+    try:
+        await until(lambda: cluster.replicas == 2, "two engines to be ordered", 60)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_pod_reads_its_account_again(cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

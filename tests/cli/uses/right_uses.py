@@ -47,7 +47,8 @@ TENANTS = (
 HOST = (  # of an engine alone
     "--served-model-name ours --fleet-key secret --allow-insecure-bind --tls-certificate cert.pem --tls-key key.pem "
     "--max-waiting 64 --max-waiting-tokens 9000 --target-itl 50 --step-deadline 60 --drain-timeout 5 --log-format text "
-    "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl"
+    "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl "
+    "--preemption-notice preempted"
 )
 SAMPLING = (
     "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --top-n-sigma 2 --repetition-penalty 1.1 "
@@ -137,7 +138,11 @@ OF_REPOSITORY: Sequence[str] = (
     "rollout pause ranks --url {url} --key secret",
     "rollout status --url {url}",
 )
-REPLICATED_SERVER = "serve tiny --replicas 2"
+REPLICATED_SERVER = "serve tiny --replicas 1:2 --scale-down-after 60 --hold-timeout 120 --preemption-notice preempted"
+SCALED = (  # tests/cluster/test_kubernetes.py runs it
+    "fleet scale 127.0.0.1:1 --on kubernetes:default/deployment/engines --replicas 2 --servers http://127.0.0.1:1 "
+    "--threads 1 --window 60 --idle 60 --standby 1 --kubernetes-api {api} --fleet-key secret"
+)
 ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0"
 FRONT = f"serve --engines {{engine}} {FLEET} --route round-robin --move-anywhere"
 OF_FLEET: Sequence[str] = (f"fleet status {{engine}} {FLEET}", f"fleet drain {{engine}} --grace 1 {FLEET}")
@@ -161,7 +166,17 @@ OTHERS: Sequence[str] = (
 
 LINES = (
     *(*PLANS, *SIMULATIONS, *MODELS, *KEYS, *ENGINES, *FAILING, *SERVERS, *WITH_SERVER, *OTHERS),
-    *(SHARED_SERVER, *OF_TENANTS, REPOSITORY_SERVER, *OF_REPOSITORY, REPLICATED_SERVER, ENGINE_HOST, FRONT, *OF_FLEET),
+    *(
+        SHARED_SERVER,
+        *OF_TENANTS,
+        REPOSITORY_SERVER,
+        *OF_REPOSITORY,
+        REPLICATED_SERVER,
+        ENGINE_HOST,
+        FRONT,
+        *OF_FLEET,
+        SCALED,
+    ),
 )
 
 # Flags that a command shares with `plan` and `serve`, which use them above.
@@ -185,6 +200,7 @@ ELSEWHERE: Mapping[str, set[str]] = {
     "serve": GPU_ONLY
     | {"--api-processes", "--no-expert-parallel", "--otlp-endpoint", "--quota-redis", "--watermark", "--watermark-key"},
     "engine": GPU_ONLY | OF_RANKS | {"--otlp-endpoint", "--watermark", "--watermark-key"},
+    "fleet scale": {"--run", "--fleet-ca"},  # tests/ray_cluster; as of the other commands of fleet
     "embed": GPU_ONLY
     | OF_RANKS
     | {"--quantization-group", "--revision", "--num-speculative-tokens"},  # no int4, no guesses
