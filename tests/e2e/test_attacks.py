@@ -17,10 +17,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Write a long story about a river."}]
 TOKENS = 600
 LONGEST = 2.0  # seconds, of a gap beside an attack: the machine may be busy with other tests; it was 36 s
-# The checker follows 512 bytes of a text, so that only the engine meets what comes after 600.
+# The checker follows 512 bytes of a text, so that only the engine meets what comes after 520.
 HIDDEN = {
-    "hidden": any_two(6).replace("start: r0", "start: /[a-z]{600}/ r0"),
-    "hidden chain": chained(240).replace("start: a", "start: /[a-z]{600}/ a"),
+    "hidden": any_two(6).replace("start: r0", "start: /[a-z]{520}/ r0"),
+    "hidden chain": chained(240).replace("start: a", "start: /[a-z]{520}/ a"),
 }
 
 
@@ -77,12 +77,12 @@ def shown(name: str, alone: list[float], found: list[float]) -> None:
 
 @pytest.mark.parametrize("name", [*HOSTILE, *HIDDEN])
 def test_grammars(server: Server, alone: list[float], name: str) -> None:
-    """With n = 32, and each time another text, as what was checked is remembered."""
+    """With many choices, and each time another text, as what was checked is remembered."""
     statuses, numbers = [], iter(range(10**6))
 
     def attack() -> None:
         grammar = (HIDDEN | HOSTILE)[name] + f"\n// {next(numbers)}\n"
-        body = {"messages": USER, "guided_grammar": grammar, "n": 32, "max_tokens": 400}
+        body = {"messages": USER, "guided_grammar": grammar, "n": 8 if name in HIDDEN else 32, "max_tokens": 250}
         statuses.append(httpx.post(server.url + CHAT, json=body, timeout=PATIENCE).status_code)
 
     found = beside(attack, server)
