@@ -183,7 +183,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         access_log=0.25,
         vllm_metrics=False,
         otlp_endpoint="http://localhost:4318",
-        replicas=1,
+        replicas="1",
         engines="host:1",
         route="round-robin",
         move_anywhere=True,

@@ -124,7 +124,7 @@ def test_a_pipeline_of_a_language_model_and_of_an_embedder(server: Server) -> No
 
 
 def test_a_pipeline_streams_the_text_of_a_language_model(server: Server) -> None:
-    how = json.dumps({"max_tokens": 6, "temperature": 0})
+    how = json.dumps({"max_tokens": 48, "temperature": 0})
 
     def inputs(*texts: str) -> list[dict[str, Any]]:
         given = (("TEXT", list(texts)), ("HOW", [how] * len(texts)))
@@ -136,7 +136,7 @@ def test_a_pipeline_streams_the_text_of_a_language_model(server: Server) -> None
     whole, vector, back = (output["data"] for output in answer.json()["outputs"])
     assert back == list(texts) and len(vector) == 2 * 384
     for text, found in zip(texts, whole, strict=True):
-        body = {"model": "writer", "prompt": text, "max_tokens": 6, "temperature": 0}
+        body = {"model": "writer", "prompt": text, "max_tokens": 48, "temperature": 0}
         assert server.post("/v1/completions", body).json()["choices"][0]["text"] == found
 
     lines = server.post("/v2/models/answers/infer_stream", {"inputs": inputs(texts[0])}).text.split("\n\n")
@@ -154,7 +154,7 @@ def test_a_pipeline_streams_over_grpc(server: Server, grpc_port: int) -> None:
     from penstock.messages.arrays import pack_strings
 
     request = MESSAGES["InferRequest"](model_name="answers", id="7")
-    for name, text in (("TEXT", b"def add(a, b):"), ("HOW", b'{"max_tokens": 6, "temperature": 0}')):
+    for name, text in (("TEXT", b"def add(a, b):"), ("HOW", b'{"max_tokens": 48, "temperature": 0}')):
         request.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
         request.raw_input_contents.append(pack_strings([text]))
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:

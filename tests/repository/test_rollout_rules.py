@@ -13,7 +13,7 @@ from penstock.messages.arrays import pack_strings, tensor_of
 from penstock.messages.tensors import Tensor
 from penstock.repository.rollouts.confidence import ConfidenceSequence
 from penstock.repository.rollouts.decision import RolloutRules, RolloutState, decide
-from penstock.repository.rollouts.judging import WITHOUT_LABELS, LabelledJudges, Outcome, Pair
+from penstock.repository.rollouts.judging import WITHOUT_LABELS, LabelledJudges, Pair, VersionOutcome
 
 HOLD = 60.0
 
@@ -165,8 +165,8 @@ def test_rules_that_cannot_be_are_refused(fields: dict[str, object], named: str)
 
 
 def _pair(ours: object, theirs: object) -> Pair:
-    def outcome(value: object) -> Outcome:
-        return Outcome([tensor_of("y", "FP32", np.atleast_2d(np.asarray(value, dtype=np.float32)))], False, 0.1)
+    def outcome(value: object) -> VersionOutcome:
+        return VersionOutcome([tensor_of("y", "FP32", np.atleast_2d(np.asarray(value, dtype=np.float32)))], False, 0.1)
 
     return Pair(outcome(theirs), outcome(ours))
 
@@ -212,14 +212,14 @@ def test_pairs_are_compared() -> None:
         return WITHOUT_LABELS[judge](pair)
 
     same, other = _pair([1, 2, 3], [0, 1, 9]), _pair([3, 2, 1], [1, 2, 3])
-    failed = Pair(same.incumbent, Outcome((), True, 0.1))
+    failed = Pair(same.incumbent, VersionOutcome((), True, 0.1))
     assert (found("errors", failed), found("errors", Pair(*reversed(failed))), found("errors", same)) == (1, -1, 0)
     assert (found("disagreement", same), found("disagreement", other), found("disagreement", failed)) == (0, 1, None)
     assert found("disagreement", _pair([1], [2])) == pytest.approx(0.5)
     assert (
         found("disagreement", _pair([math.nan], [math.nan])) == 0 and found("disagreement", _pair([math.nan], [1])) == 1
     )
-    texts = [Outcome([Tensor("t", "BYTES", (1,), pack_strings([text]))], False, 0.1) for text in (b"a", b"b")]
+    texts = [VersionOutcome([Tensor("t", "BYTES", (1,), pack_strings([text]))], False, 0.1) for text in (b"a", b"b")]
     assert found("disagreement", Pair(texts[0], texts[1])) == 1
     slow = Pair(same.incumbent._replace(seconds=0.1), same.candidate._replace(seconds=0.4))
     assert found("latency", slow) == pytest.approx(0.75) and found("latency", failed) is None

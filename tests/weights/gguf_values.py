@@ -21,6 +21,7 @@ from penstock.kernels.triton import weights as device
 from tests.checkpoints import write_tokenizer
 from tests.families.divisible import CONFIGS
 from tests.gguf_models import write_gguf
+from tests.kernels.device_weights import dense
 from tests.kernels.native.reference import unpacked, words_of
 
 Floats = NDArray[np.float32]
@@ -117,7 +118,7 @@ def values_of(weight: Any) -> Floats:
     if isinstance(weight, SectionedWeight | device.JoinedWeight):
         return np.concatenate([values_of(section) for section in weight.sections])
     if isinstance(weight, device.CodedWeight):
-        return device.dense(weight).numpy()
+        return dense(weight).numpy()
     if isinstance(weight, DenseWeight):
         weight = weight.weight
     if isinstance(weight, torch.Tensor):

@@ -188,4 +188,6 @@ def test_what_is_wrong_is_named(pair: Pair) -> None:
     change_config(fp8, quantization_config={"quant_method": "fp8", "weight_block_size": [128]})
     assert "weight_block_size [128] is not supported; supported: rows and columns" in refusal(fp8)
     change_config(fp8, quantization_config=CHANNELS | {"config_groups": {"a": {"weights": {"num_bits": 5}}}})
-    assert "weights 'int of 5 bits, strategy tensor' is not supported; supported: weights of 4 or" in refusal(fp8)
+    assert "weights 'int of 5 bits, strategy tensor' is not supported; supported: weights of 2, 3, 4 or 8" in refusal(
+        fp8
+    )

@@ -40,7 +40,7 @@ class AutoscaleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} {getattr(self, name)}: give {low:g} to {high:g}")
 
 
-class Autoscaler:
+class ReplicaScaler:
     """Decides every few seconds, and starts and drains replicas of a simulation."""
 
     def __init__(

@@ -10,7 +10,7 @@ from penstock.declared.settings import DEFAULTS
 from penstock.engine.queue import RequestQueue
 from penstock.messages import Capacity, Identity, KVGroup
 from penstock.schedule import Scheduler, SchedulerConfig
-from penstock.simulate.autoscale import Autoscaler, Rate
+from penstock.simulate.autoscale import Rate, ReplicaScaler
 from penstock.simulate.batching import BatchScheduler
 from penstock.simulate.clock import EventClock
 from penstock.simulate.costs.analytic import AnalyticCost
@@ -161,7 +161,7 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
             simulation.start(name, 0.0)
     for each in scenario.autoscale.values():
         seconds = scenario.replicas[each.group].start_seconds
-        Autoscaler(simulation, each, groups[each.group], seconds, _expected_load(scenario)).begin()
+        ReplicaScaler(simulation, each, groups[each.group], seconds, _expected_load(scenario)).begin()
     return simulation
 
 

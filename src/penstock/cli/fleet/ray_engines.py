@@ -153,7 +153,7 @@ class RayEngines:
 
 
 if __name__ == "__main__":  # in an actor: `penstock engine`, which ends with the actor
-    from penstock.__main__ import main
+    import runpy
 
     die_at_end_of_input()
-    main()
+    runpy.run_module("penstock", run_name="__main__")

@@ -39,22 +39,21 @@ def change_rollout(server: RepositoryServer, name: str, what: str, fields: dict[
 
 
 def show_rollouts(server: RepositoryServer) -> None:
-    """Prints a table: for each rollout where it stands, and a line for each judge."""
-    table = Table(box=None, header_style="bold")
-    for title in ("MODEL", "VERSIONS", "STATUS", "SHARE", "JUDGE"):
-        table.add_column(title)
-    for title in ("REQUESTS", "WORSE BY", "TOLERATED"):
-        table.add_column(title, justify="right")
-    rows = server.ask("/v2/repository/rollouts")["rollouts"]
-    for row in rows:
+    """Prints where each rollout stands, and a table of its judges."""
+    console = Console()
+    for row in server.ask("/v2/repository/rollouts")["rollouts"]:
         share = f"{row['share']}%" if row["share"] else SHADOW
-        where = [row["name"], f"{row['incumbent']} to {row['candidate']}", row["status"], share]
+        status = f"{row['status']} at {share}" if row["status"] in ("running", "paused") else row["status"]
+        console.print(
+            f"{row['name']}: version {row['candidate']} in place of {row['incumbent']}, {status}", highlight=False
+        )
+        if row["reason"]:
+            console.print(row["reason"], highlight=False)
+        table = Table(box=None, header_style="bold")
+        table.add_column("JUDGE")
+        for title in ("REQUESTS", "WORSE BY", "TOLERATED"):
+            table.add_column(title, justify="right")
         for judge in row["judges"]:
             between = f"{judge['low']:+.3f} to {judge['high']:+.3f}" if judge["requests"] else ""
-            table.add_row(*where, judge["name"], f"{judge['requests']:,}", between, f"{judge['tolerance']:g}")
-            where = [""] * 4
-    console = Console()
-    console.print(table)
-    for row in rows:
-        if row["reason"]:
-            console.print(f"{row['name']}: {row['reason']}", highlight=False)
+            table.add_row(judge["name"], f"{judge['requests']:,}", between, f"{judge['tolerance']:g}")
+        console.print(table)

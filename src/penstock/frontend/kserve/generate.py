@@ -51,7 +51,7 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
 def one_shot_model(context: RequestContext) -> TensorModel | None:
     """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
     session = (first_value(context.headers, SESSION) or b"")[:256].decode("latin-1")
-    key = f"{context.tenant} {session}" if context.tenant or session else ""
+    key = f"{context.tenant} {session}" if session else ""
     return find_one_shot(context.models.tensors, context.path["model"], context.path.get("version", ""), key)
 
 

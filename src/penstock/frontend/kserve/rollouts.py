@@ -44,10 +44,10 @@ async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
 
 async def change_rollout(body: bytes, context: RequestContext) -> Answer:
     """Begins or changes a rollout. Raises APIError 400, 403 and 404."""
+    fields, name = decode(_rollout, body), context.path["model"]
     rollouts = _rollouts(context)
     if not context.admin:
         raise APIError(403, "write the path without % signs", code="admin_key_required")
-    fields, name = decode(_rollout, body), context.path["model"]
     given = {
         each: value
         for each in ("plan", "hold", "patience", "tolerances")

@@ -14,7 +14,7 @@ MAX_RANKED = 10_000  # entries of a label for ndcg
 _MOST_LOSS = 10.0  # of log_loss; a probability of 0.00005
 
 
-class Outcome(NamedTuple):
+class VersionOutcome(NamedTuple):
     """What a version made of a request."""
 
     outputs: Sequence[Tensor]  # () if it failed
@@ -25,8 +25,8 @@ class Outcome(NamedTuple):
 class Pair(NamedTuple):
     """What both versions made of a request."""
 
-    incumbent: Outcome
-    candidate: Outcome
+    incumbent: VersionOutcome
+    candidate: VersionOutcome
 
 
 Judge = Callable[[Pair], float | None]  # None: the pair says nothing

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.messages import DeadlineExceeded, QueueFull
 from penstock.messages.tensors import InferRequest, InferResult, TensorModel, TensorSpec
 from penstock.repository.rollouts.decision import EQUAL, RolloutState, decide
-from penstock.repository.rollouts.judging import WITHOUT_LABELS, LabelledJudges, Outcome, Pair
+from penstock.repository.rollouts.judging import WITHOUT_LABELS, LabelledJudges, Pair, VersionOutcome
 from penstock.repository.rollouts.record import RolloutRecord
 
 MAX_COPIES = 4  # in flight. Copies yield to requests of users: while so many run, requests are not compared
@@ -60,9 +60,10 @@ class Rollout:
         found = self._pairs.get(request_id)
         if found is None:
             return False
-        for judge in self._judges - WITHOUT_LABELS.keys():
-            self._add(judge, self._labelled.difference(judge, found[0], label))
-        self._bytes -= self._pairs.pop(request_id)[1]
+        judges = self._judges - WITHOUT_LABELS.keys()
+        for judge, value in [(judge, self._labelled.difference(judge, found[0], label)) for judge in judges]:
+            self._add(judge, value)
+        self._forget(request_id)
         self.look()
         return True
 
@@ -71,14 +72,14 @@ class Rollout:
             copy.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
 
-    def compare(self, arm: "_Arm", request: InferRequest, outcome: Outcome) -> None:
+    def compare(self, arm: "_Arm", request: InferRequest, outcome: VersionOutcome) -> None:
         """Runs a request that `arm` has answered on the other version too, unless enough copies run."""
         if self.record.running and len(self._copies) < MAX_COPIES:
             copy = asyncio.create_task(self._compare(arm, request, outcome))
             self._copies.add(copy)
             copy.add_done_callback(self._copies.discard)
 
-    async def _compare(self, arm: "_Arm", request: InferRequest, first: Outcome) -> None:
+    async def _compare(self, arm: "_Arm", request: InferRequest, first: VersionOutcome) -> None:
         is_candidate = arm is self._arms[1]
         try:
             second, _ = await self._arms[not is_candidate].run(request)
@@ -101,11 +102,16 @@ class Rollout:
             self.record.evidence[judge].add(difference)
 
     def _keep(self, request_id: str, pair: Pair) -> None:
+        self._forget(request_id)  # an id may come twice
         size = sum(len(tensor.data) for outcome in pair for tensor in outcome.outputs)
         self._pairs[request_id] = pair, size
         self._bytes += size
         while len(self._pairs) > MAX_UNLABELLED or self._bytes > MAX_UNLABELLED_BYTES:
-            self._bytes -= self._pairs.popitem(last=False)[1][1]
+            self._forget(next(iter(self._pairs)))
+
+    def _forget(self, request_id: str) -> None:
+        _, size = self._pairs.pop(request_id, (None, 0))
+        self._bytes -= size
 
 
 class _Arm:
@@ -131,7 +137,7 @@ class _Arm:
         """See TensorModel. Streams are not compared."""
         return self._model.stream(request)
 
-    async def run(self, request: InferRequest) -> tuple[Outcome, Exception | None]:
+    async def run(self, request: InferRequest) -> tuple[VersionOutcome, Exception | None]:
         """Returns what the version makes of a request. Raises QueueFull and DeadlineExceeded, which tell nothing."""
         began = time.monotonic()
         try:
@@ -139,5 +145,5 @@ class _Arm:
         except (QueueFull, DeadlineExceeded):
             raise
         except Exception as error:
-            return Outcome((), True, time.monotonic() - began), error
-        return Outcome(result.outputs, False, time.monotonic() - began), None
+            return VersionOutcome((), True, time.monotonic() - began), error
+        return VersionOutcome(result.outputs, False, time.monotonic() - began), None
