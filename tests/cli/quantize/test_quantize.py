@@ -131,11 +131,18 @@ def gguf_source(folder: Path) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [("Q8_0", 8.6, "rtn")],
+        pytest.param([("Q4_K_M", 5.5, "gptq"), ("Q4_0", 5.3, "mse")], marks=pytest.mark.rare),
+    ],
+)
 def test_gguf_files_are_read_by_the_engine_and_as_good_as_the_table_says(
-    run_command: RunCommand, tmp_path: Path
+    run_command: RunCommand, tmp_path: Path, kinds: list[tuple[str, float, str]]
 ) -> None:
     source, changes = gguf_source(tmp_path), {}
-    for kind, bits, method in (("Q4_K_M", 5.5, "gptq"), ("Q8_0", 8.6, "rtn"), ("Q4_0", 5.3, "mse")):
+    for kind, bits, method in kinds:
         out = tmp_path / f"{kind}.gguf"
         result = made(run_command, out, "--scheme", f"gguf:{kind}", "--method", method, model=str(source))
         row = result["table"][-1]
@@ -155,11 +162,12 @@ def test_gguf_files_are_read_by_the_engine_and_as_good_as_the_table_says(
         [*_, ours] = json.loads((tmp_path / "against.json").read_text())["results"]
         assert ours["perplexity"] == pytest.approx(row["perplexity"], rel=5e-3)
         assert ours["base_perplexity"] == pytest.approx(row["base_perplexity"], rel=1e-3)
-    assert abs(changes["Q8_0"]) < 0.5 and changes["Q4_K_M"] < changes["Q4_0"]
+    assert abs(changes.get("Q8_0", 0.0)) < 0.5
+    assert "Q4_0" not in changes or changes["Q4_K_M"] < changes["Q4_0"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("to_gguf", [False, True])
+@pytest.mark.parametrize("to_gguf", [False, pytest.param(True, marks=pytest.mark.rare)])
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     tmp_path: Path, to_gguf: bool, tiny_checkpoint: Callable[..., Path]
 ) -> None:
