@@ -1,4 +1,4 @@
-"""Brings the number of engines to what is wanted, whoever starts them: processes here, Kubernetes, Ray.
+"""Starts and ends engines until there are as many as wanted. Processes of this machine, Kubernetes or Ray run them.
 
 `reconcile` compares what there is with what is wanted and orders the difference. It does not remember its orders: one
 that was lost is given again, and one that was executed twice changes nothing.

@@ -20,7 +20,7 @@ def print_supported(as_json: bool) -> None:
 
 
 def _cells(row: SupportedModel) -> dict[str, str]:
-    """What a model combines with comes first, and fits into 80 characters a line."""
+    """The columns. Those that show which features work come first: a line of 80 characters has room for them."""
     return {
         "MODELS": row.models,
         "RANKS": "".join(name[0].upper() for name in row.ranks) or "-",

@@ -123,7 +123,7 @@ async def list_repository(body: bytes, context: RequestContext) -> bytes:
 async def load(body: bytes, context: RequestContext) -> Answer:
     """Loads a model of the repository. Without a repository, success: the model is loaded. Raises APIError 400, 403
     and 404."""
-    tensors = _repository(context)
+    tensors = repository_of(context)
     if tensors is None:
         await for_path(context)
         return Answer(b"")
@@ -152,7 +152,7 @@ async def load(body: bytes, context: RequestContext) -> Answer:
 async def unload(body: bytes, context: RequestContext) -> Answer:
     """Unloads a model of the repository. Raises APIError 403 for another model, which stays loaded as long as the
     server runs; 404 for one that is not there."""
-    tensors = _repository(context)
+    tensors = repository_of(context)
     if tensors is None:
         _, name = await for_path(context)
         raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")
@@ -164,8 +164,9 @@ async def unload(body: bytes, context: RequestContext) -> Answer:
     return Answer(b"")
 
 
-def _repository(context: RequestContext) -> TensorModels | None:
-    """The repository, for the operator. Raises APIError 403 for a path that was admitted as another one."""
+def repository_of(context: RequestContext) -> TensorModels | None:
+    """Returns the repository, for the operator; None if there is none. Raises APIError 403 for a path that was
+    admitted as another one."""
     if context.models.tensors is not None and not context.admin:
         raise APIError(403, "write the path without % signs", code="admin_key_required")
     return context.models.tensors

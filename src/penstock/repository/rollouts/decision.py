@@ -65,12 +65,17 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "running"
     reason: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        """False once the rollout has ended."""
+        return self.status in ("running", "paused")
+
 
 def decide(
     evidence: Mapping[str, ConfidenceSequence], state: RolloutState, rules: RolloutRules, now: float
 ) -> RolloutState:
     """Returns where the rollout stands at `now`, in seconds since the epoch."""
-    if state.status not in ("running", "paused"):
+    if not state.is_open:
         return state
     change = msgspec.structs.replace
     for judge, tolerance in rules.tolerances.items():

@@ -25,13 +25,9 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
     evidence: dict[str, ConfidenceSequence]
 
     @property
-    def running(self) -> bool:
-        return self.state.status in ("running", "paused")
-
-    @property
     def share(self) -> int:
         """The percentage of the requests that the candidate answers."""
-        if self.running:
+        if self.state.is_open:
             return self.rules.plan[self.state.stage]
         return 100 if self.state.status == "promoted" else 0
 
@@ -39,7 +35,7 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
         """The versions to load, of those in the folder; () if the rollout says nothing on them."""
         if not {self.incumbent, self.candidate} <= set(there):
             return ()
-        if self.running:
+        if self.state.is_open:
             return self.incumbent, self.candidate
         if max(there) > max(self.incumbent, self.candidate):
             return ()

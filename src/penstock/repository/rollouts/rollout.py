@@ -74,7 +74,7 @@ class Rollout:
 
     def compare(self, arm: "_Arm", request: InferRequest, outcome: VersionOutcome) -> None:
         """Runs a request that `arm` has answered on the other version too, unless enough copies run."""
-        if self.record.running and len(self._copies) < MAX_COPIES:
+        if self.record.state.is_open and len(self._copies) < MAX_COPIES:
             copy = asyncio.create_task(self._compare(arm, request, outcome))
             self._copies.add(copy)
             copy.add_done_callback(self._copies.discard)

@@ -50,7 +50,7 @@ class RepositoryRollouts:
     def begin(self, name: str) -> None:
         """Begins a rollout, or goes on, if there is one of the model. Called when versions of it have become ready."""
         record = self._records.records.get(name)
-        if record is None or not record.running or name in self._running:
+        if record is None or not record.state.is_open or name in self._running:
             return
         ready = self._ready(name)
         if record.incumbent not in ready or record.candidate not in ready:
@@ -127,7 +127,7 @@ class RepositoryRollouts:
     def steer(self, name: str, what: str) -> None:
         """See Rollouts."""
         rollout = self._running.get(name)
-        if rollout is None or not rollout.record.running:
+        if rollout is None or not rollout.record.state.is_open:
             raise LoadFailed(f"model {name!r} has no rollout that runs")
         state = rollout.record.state
         if what == "abort":
@@ -152,7 +152,7 @@ class RepositoryRollouts:
     def _changed(self, rollout: Rollout) -> None:
         record = rollout.record
         _log.info("%s: the rollout of version %d %s", record.name, record.candidate, _told(record))
-        if not record.running:
+        if not record.state.is_open:
             self._ended.add(record.name)
         self._save()
 
