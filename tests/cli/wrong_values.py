@@ -107,8 +107,8 @@ _TENANTS: Wrong = (
 )
 _READ: Wrong = tuple((name, "there is no such file; name another one") for name in (NO_FILE, FOLDER, ""))
 _PRICES: Wrong = (
-    (NO_FILE, "name a YAML file with --prices"),
-    (FOLDER, "Is a directory; name a YAML file"),
+    (NO_FILE, "name a YAML file"),
+    (FOLDER, "is a directory; name a YAML file"),
     ("", "name a YAML file"),
     ("requests.jsonl", "is wrong: Object"),
 )

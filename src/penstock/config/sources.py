@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.config.wrong_setting import COMMAND_LINE, PREFIX, flag, unknown, wanted
+from penstock.config.yaml_file import parse_yaml, read_yaml_text
 from penstock.declared.settings import SETTINGS
 
 if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine process does not need it
@@ -90,20 +91,14 @@ def _explain(entry: Any, values: Mapping[str, Any], sources: Mapping[str, str]) 
 
 def _read_yaml(path: Path) -> list[tuple[str, Any, int]]:
     """(setting, value, line) of each setting in a file."""
+    try:
+        text = read_yaml_text(path, MAX_FILE_BYTES, f"--config {path}")
+        content = parse_yaml(text, f"--config {path}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     import yaml  # imported only if there is a file: it takes a while
 
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes of settings")
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {str(error.strerror).lower()}; name a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; name a YAML file") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(_not_yaml(path, error)) from None
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
     if content is None:
         return []
     if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
@@ -116,9 +111,3 @@ def _read_yaml(path: Path) -> list[tuple[str, Any, int]]:
         lines[name] = line
     named = {str(key).replace("-", "_"): value for key, value in content.items()}
     return [(name, value, lines.get(name, 1)) for name, value in named.items()]
-
-
-def _not_yaml(path: Path, error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
-    return f"{where}: not valid YAML: {problem or 'it is nested too deeply'}; write one setting a line: 'port: 8080'"

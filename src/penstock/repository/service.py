@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import yaml
-
 from penstock.config import detect_hardware
+from penstock.config.yaml_file import parse_yaml, read_yaml_text
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
 from penstock.repository.entry import Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
@@ -204,7 +203,7 @@ class Repository:
                 await self._follow(path)
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError) as error:
             _log.error("the file %s cannot be used: %s", path, error)
         return True
 
@@ -223,11 +222,9 @@ class Repository:
 
     async def _follow(self, path: Path) -> None:
         """Loads and unloads what the file says: a list of names. Models that cannot be loaded are logged."""
-        if path.stat().st_size > MAX_GENERATION_BYTES:
-            raise ValueError(f"it has {path.stat().st_size} bytes; the limit is {MAX_GENERATION_BYTES}")
-        wanted = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        wanted = parse_yaml(read_yaml_text(path, MAX_GENERATION_BYTES, GENERATION), GENERATION) or []
         if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
-            raise ValueError("it must be a list of names of models")
+            raise ValueError(f"{GENERATION} must be a list of names of models")
         errors = await self.load_all(wanted)
         gone = set(self._wanted) - set(wanted)
         while unused := [name for name in gone if not self._users(name)]:  # pipelines go before their members

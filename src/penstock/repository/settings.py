@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.config.yaml_file import parse_yaml
 from penstock.messages.tensors import DATATYPES
 from penstock.schedule.batcher import BatchRules
 
@@ -168,12 +169,10 @@ def chosen_versions(settings: ModelSettings, there: list[int]) -> list[int]:
 
 def read_yaml(text: str) -> ModelSettings:
     """Returns the settings in the text of a model.yaml. Raises SettingsError."""
-    import yaml
-
     try:
-        fields = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"it is not valid YAML: {error}") from None
+        fields = parse_yaml(text, "model.yaml")
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     return of_fields({} if fields is None else fields)
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import msgspec
-import yaml
+
+from penstock.config.yaml_file import parse_yaml, read_yaml_text
 
 BOOK = Path(__file__).parent / "prices.yaml"
 MAX_BYTES = 1 << 20
@@ -57,15 +58,9 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_prices(path: Path = BOOK) -> PriceBook:
     """Returns the price book in a file. Raises ValueError, which names the file and the field."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"the price book {path} has more than {MAX_BYTES} bytes")
-        raw = yaml.safe_load(path.read_bytes())
+        raw = parse_yaml(read_yaml_text(path, MAX_BYTES, f"--prices {path}"), f"--prices {path}")
         if isinstance(raw, dict):
             raw["date"] = str(raw.get("date", ""))
         return msgspec.convert(raw, PriceBook)
-    except OSError as error:
-        raise ValueError(
-            f"the price book {path} cannot be read: {error.strerror}; name a YAML file with --prices"
-        ) from None
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ValueError(f"the price book {path} is wrong: {' '.join(str(error).split())}; see --prices") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the price book {path} is wrong: {error}; see --prices") from None

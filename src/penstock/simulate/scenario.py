@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
+from penstock.config.yaml_file import parse_yaml, read_yaml_text
 from penstock.simulate.autoscale import AutoscaleSpec
 from penstock.simulate.claims import Claim
 from penstock.simulate.faults import Fault
@@ -116,17 +116,9 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
     Raises ValueError, which names the file, the field and what it takes.
     """
     path = READY / f"{name}.yaml" if name in ready_scenarios() else Path(name)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"the scenario {path} has {path.stat().st_size} bytes: give at most {MAX_BYTES}")
-        raw = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        others = ", ".join(ready_scenarios())
-        raise ValueError(
-            f"the scenario {name!r} cannot be read ({error.strerror}): give a file, or one of {others}"
-        ) from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"the scenario {path} is no YAML: {' '.join(str(error).split())}") from None
+    if not path.is_file():
+        raise ValueError(f"there is no scenario {name!r}: give a file, or one of {', '.join(ready_scenarios())}")
+    raw = parse_yaml(read_yaml_text(path, MAX_BYTES, f"the scenario {path}"), f"the scenario {path}")
     if not isinstance(raw, dict):
         raise ValueError(f"the scenario {path} is no mapping: give title, traffic and replicas")
     variants = raw.pop("variants", None) or {"": {}}

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.config.tenants.entries import ANONYMOUS, KeyEntry, TenantEntry, TenantsFile
 from penstock.config.tenants.keys import HASH, ID
+from penstock.config.yaml_file import parse_yaml, read_yaml_text
 from penstock.declared.settings import WIRE_NAMES
 
 MAX_BYTES = 4 << 20  # of the file
@@ -21,20 +22,12 @@ _PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`$")
 
 def read_tenants(path: Path) -> TenantsFile:
     """Return what a tenants file says. Raises ValueError that names the file, the place in it and what is wrong."""
-    return parse_tenants(_read(path), path)
+    return parse_tenants(_text(path), path)
 
 
 def parse_tenants(text: str, path: Path) -> TenantsFile:
     """Return what the text of a tenants file says; `path` is for errors. Raises ValueError."""
-    import yaml  # takes a while to import, and most servers have no such file
-
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it is nested too deeply"
-        raise ValueError(f"--tenants {path}{where}: not valid YAML: {problem}") from None
+    content = parse_yaml(text, f"--tenants {path}")
     try:
         file = msgspec.convert({} if content is None else content, TenantsFile)
     except msgspec.ValidationError as error:
@@ -53,7 +46,7 @@ def add_key(path: Path, tenant: str, key: KeyEntry, *, replaced: KeyEntry | None
     `replaced` is an entry that takes the place of the one with its id. Comments and the order of the text stay. Raises
     ValueError if the file has a form in which that is not possible.
     """
-    text = _read(path) if path.exists() else ""
+    text = _text(path) if path.exists() else ""
     before = parse_tenants(text, path)
     entry = before.tenants.get(tenant, TenantEntry())
     keys = tuple(replaced if replaced is not None and each.id == replaced.id else each for each in entry.keys)
@@ -185,19 +178,8 @@ def _after(text: str, index: int, lines: str) -> str:
     return text[:end] + lines + text[end:]
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"--tenants {path} cannot be read: {reason}; name a YAML file") from None
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"--tenants {path} is larger than {MAX_BYTES} bytes; remove tenants")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--tenants {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+def _text(path: Path) -> str:
+    return read_yaml_text(path, MAX_BYTES, f"--tenants {path}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,35 @@
+"""Reads YAML that people write: a bounded file, and errors of one line that name the place."""
+
+from pathlib import Path
+from typing import Any
+
+
+def read_yaml_text(path: Path, most: int, named: str) -> str:
+    """Returns the text of a YAML file of at most `most` bytes. `named` is what errors call it.
+
+    Raises ValueError if it cannot be read, is too large or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{named} cannot be read: {reason}; name a YAML file") from None
+    if len(data) > most:
+        raise ValueError(f"{named} has more than {most} bytes; make it shorter")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{named} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8") from None
+
+
+def parse_yaml(text: str, named: str) -> Any:
+    """Returns what a YAML text says, None for an empty one. Raises ValueError, which names the line."""
+    import yaml  # takes a while to import, and most servers read no YAML
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{named}, line {mark.line + 1}" if mark is not None else named
+        raise ValueError(f"{where}: not valid YAML: {problem or 'it is nested too deeply'}") from None
