@@ -12,6 +12,8 @@ core that it used nevertheless, at most. `same_tokens` compares the first tokens
 
 With --new-model and the same tree twice it compares two forms of a model, such as a GPTQ checkpoint with the model that
 --quantization int4 quantises: --variant "int4=--quantization int4 --quantization-group 128" quantises only floats.
+
+Of a model for embeddings give --pooled and cases with one output token, such as 64x100/1: the rate is the prompts'.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from results import commit_of, parser, save, tokens_counted, write
 
 OLD, NEW = "old", "new"
@@ -45,14 +48,13 @@ class Run(NamedTuple):
 class Tree:
     """A process that holds one tree's engine with the model loaded, and runs one case at a time."""
 
-    def __init__(self, name: str, source: Path, model: str, cases: list[str], flags: dict[str, str]) -> None:
-        """Starts the process; `wait_until_ready` must follow."""
+    def __init__(self, name: str, source: Path, settings: dict[str, Any]) -> None:
+        """Starts the process, which gets `settings` (`run_engine`); `wait_until_ready` must follow."""
         self.name, self.idle_cpu, self._source = name, 0.0, source
         self.tokens: dict[str, str] = {}  # by case: a digest of the tokens of the warm-up
         paths = [str(source), os.environ.get("PYTHONPATH", "")]
-        settings = json.dumps({"model": model, "cases": cases, "flags": flags})
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--engine", settings],
+            [sys.executable, __file__, "--engine", json.dumps(settings)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,15 +109,17 @@ class Tree:
 
 
 class RecordingClient:
-    """Passes requests on to an engine client and records their tokens."""
+    """Passes requests on to an engine client and records their tokens. `pooling`: each asks for a vector instead."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._tokens: dict[str, list[int]] = {}  # by request
+    def __init__(self, client: Any, pooling: Any = None) -> None:
+        self._client, self._pooling = client, pooling
+        self._tokens: dict[str, list[int]] = {}  # by request; the bytes of vectors
 
     async def generate(self, request: Any) -> AsyncIterator[Any]:
+        if self._pooling is not None:
+            request = msgspec.structs.replace(request, pooling=self._pooling)
         async for delta in self._client.generate(request):
-            self._tokens.setdefault(request.request_id, []).extend(delta.token_ids)
+            self._tokens.setdefault(request.request_id, []).extend([*delta.token_ids, *delta.pooled])
             yield delta
 
     def digest(self) -> str:
@@ -123,7 +127,9 @@ class RecordingClient:
 
 
 async def run_engine(settings: dict[str, Any], answers: Any) -> None:
-    """Loads the model, then runs the cases named on standard input; writes a line of JSON for each to `answers`."""
+    """Loads the model, then runs the cases that standard input names; writes a line of JSON for each to `answers`.
+
+    `settings`: the `model`, its `flags`, all `cases`, and whether requests are `pooled`: ask for vectors."""
     import penstock.messages
     from penstock.bench.offline import host_us_per_step, run_items, settled
     from penstock.bench.workload import Case, fixed, parse_cases
@@ -142,14 +148,18 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
     fixed_settings: dict[str, Any] = {"max_model_len": longest + 16, "max_num_seqs": max(32, sequences)}
     if "speculation" in Settings.model_fields:  # a tree without it must not be compared with drafts
         fixed_settings["speculation"] = "off"
-    engine = prepare(settings["model"], {**fixed_settings, **settings["flags"]}).resolved.engine
+    engine = prepare(
+        settings["model"], {**fixed_settings, **settings["flags"]}, pools=settings["pooled"]
+    ).resolved.engine
     async with own_engine(engine) as client:
+        pooling = penstock.messages.PoolingParams() if settings["pooled"] else None
         reset = penstock.messages.ResetCache() if hasattr(penstock.messages, "ResetCache") else "reset_prefix_cache"
 
         async def timed(case: Any, seed: int) -> dict[str, Any]:
             await client.control(reset)
             before = await settled(client)
-            lines, elapsed = await run_items(client, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
+            asking = client if pooling is None else RecordingClient(client, pooling)
+            lines, elapsed = await run_items(asking, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
             if errors := [line.error for line in lines if line.error]:
                 return {"error": errors[0]}
             return {"elapsed": elapsed, "host_us": host_us_per_step(before, await settled(client))}
@@ -158,7 +168,7 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
         digests = {}
         for name, case in cases.items():  # a warm-up
             short = Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS))
-            recording: Any = RecordingClient(client)
+            recording: Any = RecordingClient(client, pooling)
             await run_items(recording, fixed(short, client.info.vocab_size), name)
             digests[name] = recording.digest()
         print(json.dumps({"penstock": penstock.__file__, "tokens": digests}), file=answers, flush=True)
@@ -225,7 +235,8 @@ def compare_variant(args: argparse.Namespace, name: str, flags: dict[str, str]) 
     runs: dict[str, dict[str, list[Run]]] = {case: {OLD: [], NEW: []} for case in cases}
     try:
         for label, source, model in ((OLD, args.old, args.model), (NEW, args.new, args.new_model or args.model)):
-            trees.append(Tree(label, source.resolve(), model, cases, flags))
+            settings = {"model": model, "cases": cases, "flags": flags, "pooled": args.pooled}
+            trees.append(Tree(label, source.resolve(), settings))
             trees[-1].wait_until_ready()  # one after the other: each sizes itself by the memory that is free
         for pair in range(args.pairs):
             for case in cases:
@@ -269,6 +280,7 @@ def main() -> None:
     arguments.add_argument("new", type=Path, help="the src folder of the tree after")
     arguments.add_argument("model", help="a checkpoint's folder")
     arguments.add_argument("--new-model", help="the folder that the tree after serves, if it is another one")
+    arguments.add_argument("--pooled", action="store_true", help="the model is one for embeddings")
     arguments.add_argument("--cases", default="1x256/64,8x256/64,32x256/128", help="NxIN/OUT, comma-separated")
     arguments.add_argument("--variant", action="append", metavar="NAME=FLAGS", help="settings; may be repeated")
     arguments.add_argument("--pairs", type=int, default=10, help="pairs of runs of each case; 6 give a 95%% interval")
