@@ -2,8 +2,9 @@
 
     python benchmarks/fleet.py --json benchmarks/results/avx512/fleet.json
 
-choose   the processor time of a choice among 64 engines for a prompt of 32k tokens, that of hashing its blocks, and the
-         bytes of an entry of the index
+choose   the processor time of a choice among 64 engines for a prompt of 32k tokens, with the look into the index and
+         the booking; that of a new picture of the engines' statistics, which is made at most 20 times a second; that
+         of hashing the prompt's blocks; and the bytes of an entry of the index
 link     one engine over TCP beside the same model's engine over a socket pair, in turns: the time to the first token,
          and the processor time that the front and the engine's host take for a token
 routes   two engines on this machine, and traffic whose prompts share prefixes: conversations that come back, and long
@@ -28,6 +29,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from results import parser, write
 from servers import start
 
@@ -52,40 +54,46 @@ FLAGS = ("--max-num-seqs", "64", "--threads", "1")
 
 def measure_choose() -> dict[str, Any]:
     drawn = random.Random(1)
-    view = FleetView(
-        tuple(
-            ReplicaView(
-                name=f"10.0.0.{number}:9000",
-                max_num_seqs=64,
-                max_model_len=131_072,
-                kv_tokens=500_000,
-                running=drawn.randrange(64),
-                waiting=drawn.randrange(4),
-                backlog_tokens=drawn.randrange(5000),
-                kv_usage=drawn.random(),
-                stats_age=0.1,
-                prefill_seconds=drawn.uniform(1e-4, 2e-4),
-                step_seconds=0.02,
-                row_seconds=2e-4,
-                request_seconds=5.0,
-            )
-            for number in range(REPLICAS)
+    replicas = [
+        ReplicaView(
+            name=f"10.0.0.{number}:9000",
+            max_num_seqs=64,
+            max_model_len=131_072,
+            kv_tokens=500_000,
+            running=drawn.randrange(64),
+            waiting=drawn.randrange(4),
+            backlog_tokens=drawn.randrange(5000),
+            kv_usage=drawn.random(),
+            stats_age=0.1,
+            prefill_seconds=drawn.uniform(1e-4, 2e-4),
+            step_seconds=0.02,
+            row_seconds=2e-4,
+            request_seconds=5.0,
         )
-    )
+        for number in range(REPLICAS)
+    ]
     prompt = [drawn.randrange(30_000) for _ in range(PROMPT)]
     chain, keys = BlockKeys(BLOCK, "weights"), []
     began = time.thread_time()
     chain.extend(keys, chain.root(""), prompt, PROMPT // BLOCK)
     hashing = time.thread_time() - began
     index = BlockIndex()
-    for number, replica in enumerate(view.replicas):
+    for number, replica in enumerate(replicas):
         index.join(replica.name, 1)
         index.apply(replica.name, 1, BlockChanges(1, tuple(keys[: number * len(keys) // REPLICAS])))
-    taken = []
+    taken, pictures, names = [], [], [replica.name for replica in replicas]
     for seed in range(CHOICES):
+        if seed % 16 == 0:  # then bookings of 16 requests are in the view
+            began = time.thread_time()
+            view = FleetView.of(replicas)
+            pictures.append(time.thread_time() - began)
         began = time.thread_time()
         cached = {name: count * BLOCK for name, count in index.match(keys, 0.0).items()}
-        choose(view, RouteRequest(prompt_tokens=PROMPT, cached=cached), seed)
+        chosen = choose(view, RouteRequest(prompt_tokens=PROMPT, cached=cached), seed).replicas[0]
+        place = names.index(chosen)
+        before = view.replicas[place]
+        more = before.booked_requests + 1, before.booked_tokens + PROMPT - cached.get(chosen, 0)
+        view = view.changed([(place, replace(before, booked_requests=more[0], booked_tokens=more[1]))])
         taken.append(time.thread_time() - began)
     taken.sort()
     return {
@@ -93,6 +101,7 @@ def measure_choose() -> dict[str, Any]:
         "prompt_tokens": PROMPT,
         "choose_ms_median": round(1e3 * statistics.median(taken), 3),
         "choose_ms_p99": round(1e3 * taken[int(0.99 * CHOICES)], 3),
+        "picture_ms_median": round(1e3 * statistics.median(pictures), 3),
         "hash_ms": round(1e3 * hashing, 2),
         "index_bytes_a_block": round(entry_bytes()),
     }
