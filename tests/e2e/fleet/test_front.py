@@ -134,7 +134,9 @@ def test_a_front_that_is_killed_leaves_nothing_at_the_engines(hosts: list[Engine
             next(answer.iter_lines())
             killed.process.kill()
         wait_for(
-            lambda: any(re.search("front .* has left: the connection was lost", host.log.read_text()) for host in hosts),
+            lambda: any(
+                re.search("front .* has left: the connection was lost", host.log.read_text()) for host in hosts
+            ),
             PATIENCE,
             "the engine to see it",
         )
