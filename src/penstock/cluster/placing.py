@@ -15,7 +15,7 @@ from penstock.cluster.route import Route, RouteChoice
 from penstock.cluster.view import RouteRequest
 from penstock.messages import BlockKeys, Clock, EngineError, QueueFull, RequestRejected
 
-VIEW_SECONDS = 0.05  # between two pictures of the statistics; engines send them as often
+LOOK_SECONDS = 0.05  # between two pictures of the statistics; engines send them as often
 
 Kind = tuple[int, str]  # block size and weights, on which the keys of blocks depend
 
@@ -117,10 +117,10 @@ class Placing:
                 self._news(stream, part)
 
     def _look(self, now: float) -> FleetView:
-        """Return what is known of the engines. Statistics are taken once in VIEW_SECONDS; what this front has sent, and
+        """Return what is known of the engines. Statistics are taken once in LOOK_SECONDS; what this front has sent, and
         states that change, count at once."""
         replicas = tuple(self._replicas.values())
-        if replicas != self._viewed or now - self._viewed_at >= VIEW_SECONDS:
+        if replicas != self._viewed or now - self._viewed_at >= LOOK_SECONDS:
             self._viewed, self._viewed_at = replicas, now
             self._view = FleetView.of([replica.view(now) for replica in replicas])
             self._kinds = set(map(_kind, replicas))
