@@ -2,10 +2,12 @@
 
     python benchmarks/fleet.py --json benchmarks/results/avx512/fleet.json
 
-choose   the processor time of a choice among 64 engines for a prompt of 32k tokens, that of hashing its blocks, and the
-         bytes of an entry of the index
+choose   the processor time of a choice among 64 engines for a prompt of 32k tokens, with the look into the index and
+         the booking; that of a new picture of the engines' statistics, which is made at most 20 times a second; that
+         of hashing the prompt's blocks; and the bytes of an entry of the index
 link     one engine over TCP beside the same model's engine over a socket pair, in turns: the time to the first token,
-         and the processor time that the front and the engine's host take for a token
+         what TCP adds to it (median, least and most of the rounds), and the processor time that the front and the
+         engine's host take for a token
 routes   two engines on this machine, and traffic whose prompts share prefixes: conversations that come back, and long
          documents with questions. The prefixes fit into the KV caches of both together, not into one. `cost` beside
          `round-robin`, in turns, on the same engines with empty caches. `possible` is the share of prompt tokens that
@@ -28,6 +30,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from results import parser, write
 from servers import start
 
@@ -52,40 +55,46 @@ FLAGS = ("--max-num-seqs", "64", "--threads", "1")
 
 def measure_choose() -> dict[str, Any]:
     drawn = random.Random(1)
-    view = FleetView(
-        tuple(
-            ReplicaView(
-                name=f"10.0.0.{number}:9000",
-                max_num_seqs=64,
-                max_model_len=131_072,
-                kv_tokens=500_000,
-                running=drawn.randrange(64),
-                waiting=drawn.randrange(4),
-                backlog_tokens=drawn.randrange(5000),
-                kv_usage=drawn.random(),
-                stats_age=0.1,
-                prefill_seconds=drawn.uniform(1e-4, 2e-4),
-                step_seconds=0.02,
-                row_seconds=2e-4,
-                request_seconds=5.0,
-            )
-            for number in range(REPLICAS)
+    replicas = [
+        ReplicaView(
+            name=f"10.0.0.{number}:9000",
+            max_num_seqs=64,
+            max_model_len=131_072,
+            kv_tokens=500_000,
+            running=drawn.randrange(64),
+            waiting=drawn.randrange(4),
+            backlog_tokens=drawn.randrange(5000),
+            kv_usage=drawn.random(),
+            stats_age=0.1,
+            prefill_seconds=drawn.uniform(1e-4, 2e-4),
+            step_seconds=0.02,
+            row_seconds=2e-4,
+            request_seconds=5.0,
         )
-    )
+        for number in range(REPLICAS)
+    ]
     prompt = [drawn.randrange(30_000) for _ in range(PROMPT)]
     chain, keys = BlockKeys(BLOCK, "weights"), []
     began = time.thread_time()
     chain.extend(keys, chain.root(""), prompt, PROMPT // BLOCK)
     hashing = time.thread_time() - began
     index = BlockIndex()
-    for number, replica in enumerate(view.replicas):
+    for number, replica in enumerate(replicas):
         index.join(replica.name, 1)
         index.apply(replica.name, 1, BlockChanges(1, tuple(keys[: number * len(keys) // REPLICAS])))
-    taken = []
+    taken, pictures, names = [], [], [replica.name for replica in replicas]
     for seed in range(CHOICES):
+        if seed % 16 == 0:  # then bookings of 16 requests are in the view
+            began = time.thread_time()
+            view = FleetView.of(replicas)
+            pictures.append(time.thread_time() - began)
         began = time.thread_time()
         cached = {name: count * BLOCK for name, count in index.match(keys, 0.0).items()}
-        choose(view, RouteRequest(prompt_tokens=PROMPT, cached=cached), seed)
+        chosen = choose(view, RouteRequest(prompt_tokens=PROMPT, cached=cached), seed).replicas[0]
+        place = names.index(chosen)
+        before = view.replicas[place]
+        more = before.booked_requests + 1, before.booked_tokens + PROMPT - cached.get(chosen, 0)
+        view = view.changed([(place, replace(before, booked_requests=more[0], booked_tokens=more[1]))])
         taken.append(time.thread_time() - began)
     taken.sort()
     return {
@@ -93,6 +102,7 @@ def measure_choose() -> dict[str, Any]:
         "prompt_tokens": PROMPT,
         "choose_ms_median": round(1e3 * statistics.median(taken), 3),
         "choose_ms_p99": round(1e3 * taken[int(0.99 * CHOICES)], 3),
+        "picture_ms_median": round(1e3 * statistics.median(pictures), 3),
         "hash_ms": round(1e3 * hashing, 2),
         "index_bytes_a_block": round(entry_bytes()),
     }
@@ -163,14 +173,16 @@ async def measure_link(rounds: int, streams: int = 16, tokens: int = 300) -> dic
         fleet = FleetClient(clock=time.monotonic)
         fleet.join(address, await connect_engine(address, ""))
         names, source = itertools.count(), random.Random(2)
-        firsts: dict[str, list[float]] = {"direct": [], "tcp": []}
+        firsts: dict[str, list[float]] = {"direct": [], "tcp": []}  # the median of each round
         costs: dict[str, list[float]] = {"direct": [], "tcp": [], "host": []}
         clients: dict[str, EngineClient] = {"direct": direct, "tcp": fleet}
         for turn in range(rounds):
             for kind, client in list(clients.items())[:: 1 if turn % 2 else -1]:
+                taken = []
                 for _ in range(20):
                     prompt = random_prompt(64, client.info.vocab_size, source)
-                    firsts[kind].append((await read(client, str(next(names)), prompt, 2))[0])
+                    taken.append((await read(client, str(next(names)), prompt, 2))[0])
+                firsts[kind].append(statistics.median(taken))
                 prompts = [random_prompt(16, client.info.vocab_size, source) for _ in range(streams)]
                 own, other = time.process_time(), processor_seconds(process.pid)
                 await asyncio.gather(*(read(client, str(next(names)), prompt, tokens) for prompt in prompts))
@@ -179,13 +191,14 @@ async def measure_link(rounds: int, streams: int = 16, tokens: int = 300) -> dic
                     costs["host"].append((processor_seconds(process.pid) - other) / streams / tokens)
         await fleet.close()
         await direct.close()
+    added = sorted(1e3 * (tcp - direct) for direct, tcp in zip(firsts["direct"], firsts["tcp"], strict=True))
     medians = {kind: statistics.median(values) for kind, values in firsts.items()}
     each = {kind: 1e6 * statistics.median(values) for kind, values in costs.items()}
     return {
         "model": MODEL,
         "ttft_ms_direct": round(1e3 * medians["direct"], 2),
         "ttft_ms_tcp": round(1e3 * medians["tcp"], 2),
-        "ttft_ms_added": round(1e3 * (medians["tcp"] - medians["direct"]), 2),
+        "ttft_ms_added": [round(value, 2) for value in (statistics.median(added), added[0], added[-1])],
         "front_us_a_token_direct": round(each["direct"], 1),
         "front_us_a_token_tcp": round(each["tcp"], 1),
         "front_us_a_token_added": round(each["tcp"] - each["direct"], 1),

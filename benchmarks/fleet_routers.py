@@ -4,7 +4,7 @@
 
 Two servers of SmolLM2 (`penstock serve`) are behind smg and vllm-router, by HTTP. The same two models as `penstock
 engine` are behind `penstock serve --engines`, with `--route cost` and with `round-robin`. The side that does not run is
-idle. Each turn begins with empty prefix caches.
+idle. Each turn has documents of its own, so no prefix cache has them.
 
 The traffic is that of `documents` in fleet.py, as texts: long documents with a question each, several times, in random
 order; all fit into both KV caches together, not into one. `reuse` is the share of prompt tokens that the engines had.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from results import parser, write
@@ -32,13 +32,6 @@ MODEL, KV_BYTES = "smollm2-135m", "120MiB"
 FLAGS = ("--max-num-seqs", "32", "--threads", "1", "--max-model-len", "1024", "--kv-cache-memory", KV_BYTES)
 DOCUMENTS, WORDS, VISITS, AT_ONCE, OUTPUT = 12, 480, 5, 2, 8
 SECONDS = 120.0
-
-
-class Side(NamedTuple):
-    """A router: its URL, and those of the servers that empty the engines' caches."""
-
-    url: str
-    resets: list[str]
 
 
 def traffic(seed: int) -> list[str]:
@@ -64,7 +57,8 @@ def ask(client: httpx.Client, url: str, prompt: str) -> tuple[float, int, int]:
     }
     began, first, usage = time.perf_counter(), 0.0, {}
     with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        answer.raise_for_status()
+        if answer.status_code != 200:
+            raise RuntimeError(f"{url}: {answer.read().decode()}")
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
@@ -74,13 +68,9 @@ def ask(client: httpx.Client, url: str, prompt: str) -> tuple[float, int, int]:
     return first, usage["prompt_tokens"], cached
 
 
-def turn(side: Side, prompts: list[str]) -> dict[str, float]:
-    with httpx.Client(timeout=SECONDS) as client:
-        for url in side.resets:
-            client.post(f"{url}/reset_prefix_cache").raise_for_status()
-        time.sleep(1.0)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = list(pool.map(lambda prompt: ask(client, side.url, prompt), prompts))
+def turn(url: str, prompts: list[str]) -> dict[str, float]:
+    with httpx.Client(timeout=SECONDS) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda prompt: ask(client, url, prompt), prompts))
     later = [first for first, *_ in answers[DOCUMENTS:]]  # after the first visit of each document, which is cold
     return {
         "reuse": sum(cached for *_, cached in answers) / sum(tokens for _, tokens, _ in answers),
@@ -128,7 +118,7 @@ def main() -> None:
     given = arguments.parse_args()
     penstock = [sys.executable, "-m", "penstock"]
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
-        folder, sides = Path(name), {}
+        folder, sides = Path(name), dict[str, str]()
         ports = [free_port() for _ in range(2)]
         serve = [[*penstock, "serve", MODEL, "--port", str(port), "--state-dir", "none", *FLAGS] for port in ports]
         engine = [[*penstock, "engine", MODEL, "--listen", "127.0.0.1:0", *FLAGS] for _ in ports]
@@ -140,7 +130,7 @@ def main() -> None:
             held.enter_context(processes([[*penstock, *front]], folder, route))
             url = f"http://127.0.0.1:{port}"
             until_ready(url, "/readyz")
-            sides[f"penstock {route}"] = Side(url, [url])
+            sides[f"penstock {route}"] = url
         held.enter_context(processes(serve, folder, "serve"))
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         for url in urls:
@@ -154,12 +144,11 @@ def main() -> None:
             held.enter_context(processes([launch], folder, peer))
             url = f"http://127.0.0.1:{port}"
             until_ready(url, "/health")
-            sides[peer] = Side(url, urls)
+            sides[peer] = url
         runs: dict[str, list[dict[str, float]]] = {each: [] for each in sides}
         for number in range(given.rounds):
-            prompts = traffic(number)
-            for each in list(sides)[:: 1 if number % 2 else -1]:
-                runs[each].append(turn(sides[each], prompts))
+            for place, each in list(enumerate(sides))[:: 1 if number % 2 else -1]:
+                runs[each].append(turn(sides[each], traffic(number * len(sides) + place)))
                 print(each, runs[each][-1], file=sys.stderr)
     result: dict[str, Any] = {"benchmark": "fleet_routers", "rounds": given.rounds}
     for each, found in runs.items():

@@ -92,6 +92,18 @@ def test_more_load_never_makes_a_score_better(view, request, seed, more, data) -
     assert now == was
 
 
+@given(view=fleets(), more=st.lists(st.tuples(st.sampled_from(NAMES), counts), max_size=4))
+def test_what_was_sent_changes_only_its_engine(view, more) -> None:
+    """A view that follows what is sent is the one that is made anew."""
+    known = {each.name: each for each in view.replicas}
+    followed = view
+    for name, tokens in more:
+        if name in known:
+            known[name] = msgspec.structs.replace(known[name], booked_tokens=known[name].booked_tokens + tokens)
+            followed = followed.changed([(list(known).index(name), known[name])])
+    assert followed == fleet(*known.values())
+
+
 @given(view=fleets(), request=requests(), seed=seeds, age=st.floats(0, 1e6))
 def test_old_statistics_exclude_nobody(view, request, seed, age) -> None:
     old = fleet(*(msgspec.structs.replace(each, stats_age=age) for each in view.replicas))
@@ -155,7 +167,7 @@ def spread(view: FleetView, requests: list[RouteRequest], *, booked: bool) -> fl
     replicas = {each.name: each for each in view.replicas}
     computed: Counter[str] = Counter(dict.fromkeys(replicas, 0))
     for seed, request in enumerate(requests):
-        name = choose(FleetView(tuple(replicas.values())), request, seed).replicas[0]
+        name = choose(FleetView.of(replicas.values()), request, seed).replicas[0]
         uncached = request.prompt_tokens - request.cached.get(name, 0)
         computed[name] += uncached
         changes: dict[str, object] = {"recent_tokens": replicas[name].recent_tokens + uncached}

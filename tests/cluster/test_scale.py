@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.scale import DAY, Observation, ScaleDecision, ScalePolicy, ScaleState, decide, forecast
+from penstock.cluster.scale import BUCKET, DAY, Observation, ScaleDecision, ScalePolicy, ScaleState, decide, forecast
 
 CAPACITY = 1000.0
 POLICY = ScalePolicy(least=1, most=20, window=300.0, forecast=False)
@@ -199,6 +199,15 @@ def simulate(policy: ScalePolicy, start: float, every: float = 15.0) -> tuple[fl
             needed = max(traffic(at + ahead) for ahead in (0.0, start))
             oracle += math.ceil(needed / (CAPACITY * policy.target_use)) * every / 3600
     return beyond / total, hours, oracle
+
+
+def test_a_forecast_sees_a_spike_when_an_engine_must_start_for_it() -> None:
+    """Not minutes earlier: an engine that waits for the spike costs as much as one that works."""
+    begins = 10 * 3600.0
+    record = dict.fromkeys(range(int(DAY // BUCKET)), 100.0) | {int(begins // BUCKET): 900.0}
+    early = begins - 180.0 - 2 * BUCKET
+    assert forecast(record, DAY + early - 1.0, DAY + early + 179.0) == 100.0
+    assert forecast(record, DAY + early + BUCKET, DAY + early + BUCKET + 180.0) == 900.0
 
 
 def test_a_forecast_needs_a_record() -> None:

@@ -18,4 +18,4 @@ def replica(name: str, **fields: object) -> ReplicaView:
 
 
 def fleet(*replicas: ReplicaView) -> FleetView:
-    return FleetView(replicas)
+    return FleetView.of(replicas)

@@ -98,6 +98,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ({"use_beam_search": True}, "use_beam_search"),
+    ({"return_hidden_states": True}, "return_hidden_states"),
     ({"user": 5}, "user"),
     ({"metadata": {"a": 5}}, "metadata[...]"),
 ]

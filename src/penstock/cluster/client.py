@@ -177,7 +177,7 @@ class FleetClient:
         """Let `call` be called when `state` has changed."""
         self._on_change = call
 
-    def join(self, name: str, engine: FleetEngine, *, region: str = "", node: str = "") -> Replica:
+    def join(self, name: str, engine: FleetEngine) -> Replica:
         """Add an engine that is ready, which `close` closes. Raises EngineError for a name in use, and for another
         vocabulary."""
         if name in self._replicas:
@@ -188,7 +188,7 @@ class FleetClient:
                 f"engine {name} serves {info.model} with {info.vocab_size} tokens, and this fleet serves {first.model} "
                 f"with {first.vocab_size}: start it with the same model"
             )
-        replica = self._replicas[name] = Replica(name, engine, self.clock(), region=region, node=node)
+        replica = self._replicas[name] = Replica(name, engine, self.clock())
         engine.on_change(partial(self._engine_changed, replica))
         engine.on_blocks(partial(self._blocks_changed, replica))
         self._engine_changed(replica)

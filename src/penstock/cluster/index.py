@@ -102,10 +102,12 @@ class BlockIndex:
         self._expire(now)
         first, backwards, most = keys[0], keys[::-1], len(keys)
         for name, engine in self._engines.items():
+            count = 0
             for known in (engine.stored, engine.booked, engine.booked_before):
                 if first in known:  # then those that it has are at the end of `backwards`
-                    count = most - bisect_left(backwards, True, key=known.__contains__)
-                    found[name] = max(found.get(name, 0), count)
+                    count = max(count, most - bisect_left(backwards, True, key=known.__contains__))
+            if count:
+                found[name] = count
         return found
 
     def _expire(self, now: float) -> None:

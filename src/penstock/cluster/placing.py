@@ -1,17 +1,21 @@
 """Finds the engine for a request of a fleet's client, and sends it there."""
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
 
+from penstock.cluster.costs import FleetView
 from penstock.cluster.index import BlockIndex
 from penstock.cluster.moving import MovingStream, StreamPart
 from penstock.cluster.replica import Replica
 from penstock.cluster.route import Route, RouteChoice
-from penstock.cluster.view import FleetView, RouteRequest
+from penstock.cluster.view import RouteRequest
 from penstock.messages import BlockKeys, Clock, EngineError, QueueFull, RequestRejected
+
+LOOK_SECONDS = 0.05  # between two pictures of the statistics; engines send them as often
 
 Kind = tuple[int, str]  # block size and weights, on which the keys of blocks depend
 
@@ -39,11 +43,14 @@ class Placing:
         self._turn = seed
         self._sent = 0  # requests sent to engines
         self._chains: dict[Kind, BlockKeys] = {}
+        self._kinds: set[Kind] = set()  # of the engines
+        self._view, self._viewed_at = FleetView(), -math.inf
+        self._viewed: tuple[Replica, ...] = ()  # the engines in `_view`
 
     def choose(self, stream: MovingStream) -> RouteChoice:
         """Return the engines that may get a request, the best first."""
         now, record = self._clock(), stream.record
-        view = FleetView(tuple([replica.view(now) for replica in self._replicas.values()]))
+        view = self._look(now)
         stream.cached = self._cached(stream, now) if len(view.replicas) > 1 else {}
         request = RouteRequest(
             prompt_tokens=len(stream.request.prompt_ids) + record.longest_output,
@@ -109,10 +116,22 @@ class Placing:
             if part.stream.error is not None or part.stream.unread:
                 self._news(stream, part)
 
+    def _look(self, now: float) -> FleetView:
+        """Return what is known of the engines. Statistics are taken once in LOOK_SECONDS; what this front has sent, and
+        states that change, count at once."""
+        replicas = tuple(self._replicas.values())
+        if replicas != self._viewed or now - self._viewed_at >= LOOK_SECONDS:
+            self._viewed, self._viewed_at = replicas, now
+            self._view = FleetView.of([replica.view(now) for replica in replicas])
+            self._kinds = set(map(_kind, replicas))
+        elif changed := [place for place, replica in enumerate(replicas) if replica.changed_since_view]:
+            self._view = self._view.changed((place, replicas[place].view(now)) for place in changed)
+        return self._view
+
     def _cached(self, stream: MovingStream, now: float) -> dict[str, int]:
         """Return how many tokens of a request each engine's prefix cache probably has."""
         found = {}
-        for kind in {_kind(replica) for replica in self._replicas.values()}:
+        for kind in self._kinds:
             for name, blocks in self.index.match(self._keys(stream, kind), now).items():
                 found[name] = blocks * kind[0]
         return found

@@ -52,9 +52,8 @@ class FleetEngine(EngineClient, Protocol):
 class Replica:
     """An engine that the fleet may use."""
 
-    def __init__(self, name: str, engine: FleetEngine, now: float, *, region: str = "", node: str = "") -> None:
+    def __init__(self, name: str, engine: FleetEngine, now: float) -> None:
         self.name, self.engine = name, engine
-        self.region, self.node = region, node
         self.parts: dict[StreamPart, None] = {}  # requests of this front that are there, the oldest first
         self.leaves_at: float | None = None  # when its requests must have left; None: it is not draining
         self._drained_at: float | None = None  # the same, as this front has ordered it
@@ -135,6 +134,11 @@ class Replica:
 
     # -- what is known of it --------------------------------------------------------------------------------------
 
+    @property
+    def changed_since_view(self) -> bool:
+        """True when requests were sent or have left, or the state has changed, since `view` was called."""
+        return self._view is None
+
     def view(self, now: float) -> ReplicaView:
         """Return what is known of the engine."""
         if self._view is None or self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS:
@@ -185,8 +189,6 @@ class Replica:
             pool=info.identity.fingerprint,
             model=info.model,
             revision=info.revision,
-            region=self.region,
-            node=self.node,
             max_num_seqs=info.max_num_seqs,
             max_model_len=info.max_model_len,
             kv_tokens=max(blocks, 0) * info.block_size,

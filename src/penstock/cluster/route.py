@@ -9,32 +9,18 @@ must not all choose the same one. Sources: the power of two choices (Mitzenmache
 time is Preble's (Srivatsa et al. 2024).
 """
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 
-from penstock.cluster.view import FleetView, ReplicaView, RouteRequest
+from penstock.cluster.costs import FleetView
+from penstock.cluster.view import ReplicaView, RouteRequest
 
 EXPECTED_TOKENS = 128  # of an output whose length is unknown
-TRUST_SECONDS = 3.0  # the age at which statistics count about a third, and the mean of the fleet the rest
-NOISE = 0.25  # measured step times that differ less from the mean of the fleet count as the mean
 EQUAL = 0.02  # share of the time by which the scores of equal engines may differ
 EQUAL_SECONDS = 0.0005
-OTHER_REGION_SECONDS = 0.05
 EXCEEDS = "tokens exceed"  # in reasons
-
-# Assumed while nothing has been measured: prompts count more than sequences.
-UNMEASURED = (1e-4, 1e-2, 1e-4)  # prefill_seconds, step_seconds, row_seconds
-
-
-class RoutePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of `choose`."""
-
-    others: float = 1.0  # weight of the delay of sequences that run there
-    affinity: bool = True  # False: ignore what is cached
 
 
 class RouteChoice(msgspec.Struct, frozen=True):
@@ -58,14 +44,13 @@ class RouteChoice(msgspec.Struct, frozen=True):
 Route = Callable[[FleetView, RouteRequest, int], RouteChoice]  # the last argument is a seed, different for each request
 
 
-def choose(view: FleetView, request: RouteRequest, seed: int, policy: RoutePolicy = RoutePolicy()) -> RouteChoice:
+def choose(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
     """Return the engines for a request by their score. The first is the best, or one that equals it."""
     able, refused = _eligible(view, request)
     if not able:
         return RouteChoice((), (), tuple(refused))
-    fleet = _Fleet.of(able)
-    expected = min(request.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
-    scored = sorted([_score(replica, request, fleet, expected, policy) for replica in able])
+    scored = _scores(view, request, able)
+    scored.sort()
     seconds, _, uncached, _ = scored[0]
     limit = seconds + EQUAL * seconds + EQUAL_SECONDS
     equal = [one for one in scored if one[0] <= limit and one[2] <= uncached]
@@ -79,7 +64,7 @@ def choose(view: FleetView, request: RouteRequest, seed: int, policy: RoutePolic
 def round_robin(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
     """Return the engines in turn: `seed` counts the requests. A baseline."""
     able, refused = _eligible(view, request)
-    names = [replica.name for replica in able]
+    names = [view.replicas[place].name for place in able]
     turn = seed % len(names) if names else 0
     return RouteChoice((*names[turn:], *names[:turn]), (), tuple(refused))
 
@@ -87,7 +72,8 @@ def round_robin(view: FleetView, request: RouteRequest, seed: int) -> RouteChoic
 def least_loaded(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
     """Return the engines by their number of requests, whatever is cached. A baseline."""
     able, refused = _eligible(view, request)
-    loads = [(replica.running + replica.waiting + replica.booked_requests, replica.name) for replica in able]
+    replicas = [view.replicas[place] for place in able]
+    loads = [(each.running + each.waiting + each.booked_requests, each.name) for each in replicas]
     loads.sort(key=lambda one: (one[0], _mix(seed ^ _hash(one[1]))))
     return RouteChoice(tuple(name for _, name in loads), tuple(float(load) for load, _ in loads), tuple(refused))
 
@@ -100,14 +86,15 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 # -- who may get it ---------------------------------------------------------------------------------------------------
 
 
-def _eligible(view: FleetView, request: RouteRequest) -> tuple[list[ReplicaView], list[tuple[str, str]]]:
+def _eligible(view: FleetView, request: RouteRequest) -> tuple[list[int], list[tuple[str, str]]]:
+    """Return the places of the engines in the view that may get a request, and why the others may not."""
     able, refused = [], []
-    for replica in view.replicas:
+    for place, replica in enumerate(view.replicas):
         reason = _why_not(replica, request)
         if reason:
             refused.append((replica.name, reason))
         else:
-            able.append(replica)
+            able.append(place)
     return able, refused
 
 
@@ -134,85 +121,20 @@ def _why_not(replica: ReplicaView, request: RouteRequest) -> str:
 
 # -- the score --------------------------------------------------------------------------------------------------------
 
-
-class _Fleet(NamedTuple):
-    """Means over the engines that may get the request."""
-
-    running: float
-    waiting: float
-    backlog: float
-    usage: float
-    prefill: float
-    step: float
-    row: float
-
-    @classmethod
-    def of(cls, replicas: list[ReplicaView]) -> "_Fleet":
-        count, measured = len(replicas), 0
-        running = waiting = backlog = 0
-        usage = prefill = step = row = 0.0
-        for each in replicas:
-            running += each.running
-            waiting += each.waiting
-            backlog += each.backlog_tokens
-            usage += each.kv_usage
-            if each.prefill_seconds > 0.0:
-                measured += 1
-                prefill += each.prefill_seconds
-                step += each.step_seconds
-                row += each.row_seconds
-        loads = (running / count, waiting / count, backlog / count, usage / count)
-        return cls(*loads, *((prefill / measured, step / measured, row / measured) if measured else UNMEASURED))
-
-
 _Scored = tuple[float, str, int, float]  # seconds, name, tokens that are not cached, tokens computed lately
 
 
-def _score(replica: ReplicaView, request: RouteRequest, fleet: _Fleet, expected: int, policy: RoutePolicy) -> _Scored:
-    running, waiting = float(replica.running), float(replica.waiting)
-    backlog, usage = float(replica.backlog_tokens), replica.kv_usage
-    if replica.stats_age > 0.0:  # old statistics count less; they exclude nobody
-        trust = math.exp(-replica.stats_age / TRUST_SECONDS)
-        running += (1.0 - trust) * (fleet.running - running)
-        waiting += (1.0 - trust) * (fleet.waiting - waiting)
-        backlog += (1.0 - trust) * (fleet.backlog - backlog)
-        usage += (1.0 - trust) * (fleet.usage - usage)
-    waiting += replica.booked_requests
-    backlog += replica.booked_tokens
-
-    if replica.prefill_seconds > 0.0:
-        prefill_rate = _steady(replica.prefill_seconds, fleet.prefill)
-        step, row = _steady(replica.step_seconds, fleet.step), _steady(replica.row_seconds, fleet.row)
-    else:
-        prefill_rate, step, row = fleet.prefill, fleet.step, fleet.row
-
-    tokens = request.prompt_tokens
-    cached = request.cached.get(replica.name, 0) if policy.affinity else 0
-    uncached = max(tokens - cached, 1)
-    prefill = uncached * prefill_rate
-
-    wait = backlog * prefill_rate
-    sequences = running + waiting
-    held = 0.0
-    if (over := sequences + 1.0 - replica.max_num_seqs) > 0.0:  # sequences that must end before it can begin
-        held = over * replica.request_seconds / replica.max_num_seqs
-    if replica.kv_tokens:
-        need = (tokens + expected - cached) / replica.kv_tokens
-        booked = replica.booked_tokens / replica.kv_tokens
-        if (short := need + booked + usage - 1.0) > 0.0:  # memory that must be freed first
-            held = max(held, short * replica.request_seconds)
-
-    output = expected * (step + row * (sequences + 1.0))
-    inflicted = sequences * (prefill + expected * row)
-    seconds = wait + held + prefill + output + policy.others * inflicted
-    if request.region and replica.region and replica.region != request.region:
-        seconds += OTHER_REGION_SECONDS
-    return seconds, replica.name, uncached, replica.recent_tokens + replica.booked_tokens
-
-
-def _steady(value: float, mean: float) -> float:
-    """Return the mean if the value differs from it by no more than measurements do."""
-    return mean if abs(value - mean) <= NOISE * mean else value
+def _scores(view: FleetView, request: RouteRequest, able: list[int]) -> list[_Scored]:
+    tokens, cached = request.prompt_tokens, request.cached
+    expected = min(request.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
+    costs, scored = view.costs, []
+    for place in able:
+        name, wait, places, uncached_token, output_token, free_tokens, missing_token, recent = costs[place]
+        uncached = tokens - cached[name] if name in cached else tokens
+        memory = (uncached + expected - free_tokens) * missing_token
+        seconds = wait + (memory if memory > places else places) + uncached * uncached_token + expected * output_token
+        scored.append((seconds, name, uncached, recent))
+    return scored
 
 
 # -- chance -----------------------------------------------------------------------------------------------------------

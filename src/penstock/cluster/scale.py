@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-BUCKET = 300.0  # seconds of load that a forecast knows as one number
+BUCKET = 60.0  # seconds of load that a forecast knows as one number
 DAY, WEEK = 86_400.0, 604_800.0
 TREND_SECONDS = 1800.0  # over which today is compared with the day before
 MOST_TREND = 2.0  # by which today may differ for a forecast to count
@@ -56,7 +56,8 @@ class ScaleState(msgspec.Struct, frozen=True):
     wanted: int = 0
     capacity: float = 0.0  # the last that was measured
     needs: tuple[tuple[float, int], ...] = ()  # (when, engines that were needed) within the window, rising times
-    buckets: Mapping[int, tuple[float, int]] = {}  # by number: the sum of loads and how many, for eight days
+    buckets: Mapping[int, float] = {}  # mean load by number, for eight days, without the present one
+    bucket: tuple[int, float, int] = (0, 0.0, 0)  # the present one: its number, the sum of loads and how many
     used_at: float = -math.inf  # when there was load last
 
 
@@ -80,7 +81,7 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDe
     used_at = seen.at if load > 0.0 or seen.held else state.used_at
     if used_at == -math.inf:
         used_at = seen.at
-    buckets = _remember(state.buckets, seen.at, load)
+    buckets, bucket = _remember(state, seen.at, load)
 
     need, reason = _need_now(seen, load, capacity, policy)
     if policy.forecast and capacity:
@@ -99,25 +100,22 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDe
     if policy.standby and need:
         need, reason = need + policy.standby, f"{reason}; {policy.standby} stand by"
     wanted, limit = _within(need, policy)
-    return ScaleDecision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, used_at))
+    return ScaleDecision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, bucket, used_at))
 
 
-def forecast(buckets: Mapping[int, tuple[float, int]], now: float, then: float) -> float:
-    """Return the load that is expected at a time: that of the day and of the week before, the larger one, times how
-    the last half hour compares with theirs. 0 without a record of either."""
-    found = 0.0
-    for season in (DAY, WEEK):
-        # An engine is of use until it can be replaced: the largest load until shortly after `then` counts.
-        before = [_mean(buckets, at - season) for at in (now, (now + then) / 2, then, then + BUCKET)]
-        known = [load for load in before if load is not None]
+def forecast(buckets: Mapping[int, float], now: float, then: float) -> float:
+    """Return the load that is expected from now until shortly after a time, since an engine is of use until it can be
+    replaced: the largest of the day and of the week before, times how the last half hour compares with theirs. 0
+    without a record of either."""
+    found, present = 0.0, int(now // BUCKET)
+    for season in (int(DAY // BUCKET), int(WEEK // BUCKET)):
+        until = int((then + BUCKET) // BUCKET)
+        known = [buckets[each - season] for each in range(present, until + 1) if each - season in buckets]
         if not known:
             continue
-        pairs = [
-            (_mean(buckets, now - back), _mean(buckets, now - back - season))
-            for back in range(0, int(TREND_SECONDS), int(BUCKET))
-        ]
-        both = [(today, past) for today, past in pairs if today is not None and past is not None]
-        today, past = sum(pair[0] for pair in both), sum(pair[1] for pair in both)
+        lately = range(present - int(TREND_SECONDS // BUCKET), present)
+        both = [each for each in lately if each in buckets and each - season in buckets]
+        today, past = sum(buckets[each] for each in both), sum(buckets[each - season] for each in both)
         trend = min(max(today / past, 1 / MOST_TREND), MOST_TREND) if past > 0.0 else 1.0
         found = max(found, trend * max(known))
     return found
@@ -162,14 +160,12 @@ def _thinned(needs: tuple[tuple[float, int], ...], window: float) -> tuple[tuple
     return tuple(kept.values())
 
 
-def _remember(buckets: Mapping[int, tuple[float, int]], at: float, load: float) -> dict[int, tuple[float, int]]:
-    number, oldest = int(at // BUCKET), int((at - WEEK - DAY) // BUCKET)
-    total, count = buckets.get(number, (0.0, 0))
-    kept = dict(buckets) if number in buckets else {key: value for key, value in buckets.items() if key >= oldest}
-    kept[number] = (total + load, count + 1)
-    return kept
-
-
-def _mean(buckets: Mapping[int, tuple[float, int]], at: float) -> float | None:
-    found = buckets.get(int(at // BUCKET))
-    return None if found is None else found[0] / found[1]
+def _remember(state: ScaleState, at: float, load: float) -> tuple[Mapping[int, float], tuple[int, float, int]]:
+    """Return the buckets and the present one with a load. They are copied once a bucket."""
+    number, (before, total, count), buckets = int(at // BUCKET), state.bucket, state.buckets
+    if number == before:
+        return buckets, (number, total + load, count + 1)
+    if count:
+        oldest = int((at - WEEK - DAY) // BUCKET)
+        buckets = {each: mean for each, mean in buckets.items() if each >= oldest} | {before: total / count}
+    return buckets, (number, load, 1)

@@ -28,9 +28,6 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     revision: str = ""
     role: Role = "any"
-    region: str = ""
-    node: str = ""
-    price: float = 0.0  # for an hour
 
     max_num_seqs: int = 1
     max_model_len: int = 1
@@ -52,16 +49,6 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     recent_tokens: float = 0.0  # prompt tokens computed there lately; older ones count less
 
 
-class FleetView(msgspec.Struct, frozen=True):
-    """All engines that a front knows. Names are unique."""
-
-    replicas: tuple[ReplicaView, ...] = ()
-
-    def replica(self, name: str) -> ReplicaView | None:
-        """The replica of this name."""
-        return next((replica for replica in self.replicas if replica.name == name), None)
-
-
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a routing policy knows about a request."""
 
@@ -71,6 +58,5 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""  # "": any
     model: str = ""
     revision: str = ""
-    region: str = ""  # the nearest
     role: Role = "any"
     excluded: frozenset[str] = frozenset()  # names of replicas

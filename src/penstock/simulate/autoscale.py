@@ -61,13 +61,13 @@ class ReplicaScaler:
             self._simulation.start(name, 0.0)
         self._simulation.later(self._spec.every, self._tick)
 
-    def _record_of_yesterday(self) -> dict[int, tuple[float, int]]:
+    def _record_of_yesterday(self) -> dict[int, float]:
         share = self._spec.yesterday
         if not share:
             return {}
-        points = [BUCKET * (each + 0.5) / 10 for each in range(10)]
+        points = [(each + 0.5) / 10 for each in range(10)]
         buckets = range(math.ceil(DAY / BUCKET))
-        return {each: (sum(share * self._expected(each * BUCKET + point) for point in points), 10) for each in buckets}
+        return {each: share * sum(self._expected(BUCKET * (each + point)) for point in points) / 10 for each in buckets}
 
     def _tick(self) -> None:
         now = self._simulation.clock.now

@@ -6,11 +6,12 @@
 from collections import deque
 from collections.abc import Sequence
 
+from penstock.cluster.costs import FleetView
 from penstock.cluster.index import BlockIndex
 from penstock.cluster.rates import StepRates
 from penstock.cluster.replica import HALF_LIFE, STATS_SECONDS
 from penstock.cluster.route import choose
-from penstock.cluster.view import FleetView, ReplicaView, RouteRequest
+from penstock.cluster.view import ReplicaView, RouteRequest
 from penstock.messages import BlockKeys, EngineStats
 from penstock.schedule import Scheduler
 from penstock.simulate.replica import SimulatedReplica
@@ -55,7 +56,6 @@ class _KnownReplica:
         return ReplicaView(
             name=replica.name,
             model=replica.model,
-            region=replica.region,
             max_num_seqs=replica.slots,
             max_model_len=2**31,
             kv_tokens=replica.kv_tokens,
@@ -90,7 +90,7 @@ class ClusterRouter:
         cached = {name: count * size for name, count in self._index.match(keys, now).items()}
         self._seed += 1
         asked = RouteRequest(prompt_tokens=request.prompt_tokens, max_tokens=request.output, cached=cached)
-        name = choose(FleetView(views), asked, self._seed).replicas[0]
+        name = choose(FleetView.of(views), asked, self._seed).replicas[0]
         self._index.book(name, keys, now)
         known = self._known[name]
         known.send(request.prompt_tokens - cached.get(name, 0), now)

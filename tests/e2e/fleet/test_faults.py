@@ -100,18 +100,23 @@ async def test_hosts_that_stop_are_left_and_come_back(hosts: list[EngineHostProc
     """The process that fronts connect to: no byte comes from it, and nothing says that it has stopped."""
     async with front(",".join(host.address for host in hosts)) as fleet:
         await joined(fleet, 2)
-        expected = await undisturbed(fleet, 10)
+        expected = await undisturbed(fleet, 10, 300)  # long enough that the engine still computes when it is stopped
+
+        stopped: list[EngineHostProcess] = []
 
         async def stop() -> None:
-            hosts[1].kill(signal.SIGSTOP)
+            most = max(fleet.replicas, key=lambda replica: replica.open_requests).name
+            stopped.extend(host for host in hosts if host.address == most)
+            stopped[0].kill(signal.SIGSTOP)
 
-        got, gap = await disturbed(fleet, 10, 0.3, stop)
+        got, gap = await disturbed(fleet, 10, 0.3, stop, 300)
         assert got == expected
         assert 2.0 < gap < 8.0
-        assert [one.name for one in fleet.replicas if one.status == "ready"] == [hosts[0].address]
-        hosts[1].kill(signal.SIGCONT)
+        others = [host.address for host in hosts if host is not stopped[0]]
+        assert [one.name for one in fleet.replicas if one.status == "ready"] == others
+        stopped[0].kill(signal.SIGCONT)
         await joined(fleet, 2)
-        assert await undisturbed(fleet, 10) == expected
+        assert await undisturbed(fleet, 10, 300) == expected
 
 
 async def test_two_fronts_share_engines_and_one_of_them_is_killed(hosts: list[EngineHostProcess]) -> None:

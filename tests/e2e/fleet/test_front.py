@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,8 +36,8 @@ main()
 
 
 @contextlib.contextmanager
-def fronting(log: Path, addresses: str, *flags: str) -> Iterator[Server]:
-    """A front without an engine, until the block ends."""
+def fronting(log: Path, addresses: str, *flags: str, ends_with: int = 0) -> Iterator[Server]:
+    """A front without an engine, until the block ends. `ends_with` is the status with which it must end."""
     port = free_port()
     command = [sys.executable, "-c", FORBIDDEN, "serve", "--engines", addresses, "--port", str(port)]
     with log.open("wb") as sink:
@@ -55,7 +56,7 @@ def fronting(log: Path, addresses: str, *flags: str) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0, log.read_text()
+        assert process.wait(PATIENCE) == ends_with, log.read_text()
 
 
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +121,40 @@ def _open(front: Server) -> str:
     return "\n".join(line for line in lines if line.startswith("penstock_replica_requests_open"))
 
 
+def test_a_front_that_is_killed_leaves_nothing_at_the_engines(hosts: list[EngineHostProcess], tmp_path: Path) -> None:
+    """The other front does not notice it, and the engines do not compute what nobody reads."""
+    addresses = ",".join(host.address for host in hosts)
+    with (
+        fronting(tmp_path / "front", addresses) as front,
+        fronting(tmp_path / "killed", addresses, ends_with=-signal.SIGKILL) as killed,
+    ):
+        expected, before = front.post("/v1/completions", BODY).json()["choices"], computed(front)
+        body = {**BODY, "max_tokens": 1500, "n": 16, "temperature": 1.0, "stream": True}
+        with httpx.stream("POST", killed.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
+            next(answer.iter_lines())
+            killed.process.kill()
+        wait_for(
+            lambda: any(
+                re.search("front .* has left: the connection was lost", host.log.read_text()) for host in hosts
+            ),
+            PATIENCE,
+            "the engine to see it",
+        )
+        wait_for(lambda: not running(front), PATIENCE, "what it has sent to be aborted")
+        assert computed(front) - before < 16 * 1500 / 2
+        assert front.post("/v1/completions", BODY).json()["choices"] == expected
+
+
+def running(front: Server) -> float:
+    """The sequences that run in the engines."""
+    return gauge(front.get("/metrics").text, "penstock_num_requests_running")
+
+
+def computed(front: Server) -> float:
+    """The tokens that the engines have computed so far."""
+    return gauge(front.get("/metrics").text, "penstock_engine_decode_tokens_total")
+
+
 def test_the_commands_for_operators(hosts: list[EngineHostProcess], tmp_path: Path) -> None:
     shown = penstock("fleet", "status", ",".join(host.address for host in hosts))
     assert shown.returncode == 0 and shown.stdout.count("ready") == 2 and "python-8m" in shown.stdout, shown
@@ -137,7 +172,7 @@ def test_a_drained_engine_ends_when_its_streams_have(tmp_path: Path) -> None:
         body = {**BODY, "max_tokens": 400, "n": 16, "temperature": 1.0}
         asking = threading.Thread(target=lambda: answers.append(front.post("/v1/completions", body)))
         asking.start()
-        wait_for(lambda: gauge(front.get("/metrics").text, "penstock_num_requests_running"), PATIENCE, "it to run")
+        wait_for(lambda: running(front), PATIENCE, "it to run")
         drained = penstock("fleet", "drain", host.address, "--grace", "60")
         assert drained.returncode == 0 and "drains" in drained.stdout, drained
         asking.join(PATIENCE)

@@ -5,8 +5,8 @@ python-8m on loopback, each behind a proxy that can make its link slow. Prints a
 
 detection   seconds from the fault until requests leave the engine; a drain's grace is part of it
 gap         the longest time from the detection, or from the last tokens after it, to the next tokens of a stream that
-            moved, less the prefill of all that moved, at the engines' measured rate. What is left is the front's work,
-            a step, and the queue at the other engines
+            moved, less the prefill of what is not cached of those that moved to the same engine, at its measured rate.
+            What is left is the front's work, steps, and what else the other engines have to do
 """
 
 import asyncio
@@ -98,29 +98,33 @@ class FleetUnderFaults:
         reading = [asyncio.create_task(read(answer, number)) for number, answer in enumerate(answers)]
         waiting = asyncio.create_task(reached.wait())
         await asyncio.wait([waiting, *reading], return_when=asyncio.FIRST_COMPLETED)
-        tokens = sum(part.tokens + part.stream.longest_output for part in replica.parts)
         before = sum(fleet.moves.values())
         fault_at = time.monotonic()
         watching = asyncio.create_task(self._detected(before))
         await self._harm(kind, target, replica)
         await asyncio.gather(*reading)
         moved = sum(fleet.moves.values()) - before
-        detected_at = await watching if moved else None
+        detected_at, prefill = await watching if moved else (None, 0.0)
         watching.cancel()
         same = [said(answer) for answer in answers] == self.expected
         gap = None
         if detected_at is not None:
-            rates = [one._rates.prefill_seconds for one in fleet.replicas if one is not replica]
             after = max((end - max(begin, detected_at) for did_move, begin, end in gaps if did_move), default=0.0)
-            gap = max(after - tokens * max(rates, default=0.0), 0.0)
+            gap = max(after - prefill, 0.0)
         await self._mend(kind, target)
         detection = None if detected_at is None else detected_at - fault_at
         return Trial(kind, same, moved, detection, gap, max((end - begin for _, begin, end in gaps), default=0.0))
 
-    async def _detected(self, before: int) -> float:
+    async def _detected(self, before: int) -> tuple[float, float]:
+        """Return when requests have moved, and the longest prefill of them at an engine, in seconds."""
         while sum(self.fleet.moves.values()) == before:
             await asyncio.sleep(0.002)
-        return time.monotonic()
+        now = time.monotonic()
+        tokens = [
+            (sum(part.uncached for part in one.parts if part.owner.moves), one._rates.prefill_seconds)
+            for one in self.fleet.replicas
+        ]
+        return now, max(count * seconds for count, seconds in tokens)
 
     async def _harm(self, kind: str, target: int, replica: Replica) -> None:
         host = self.hosts[target]

@@ -86,6 +86,9 @@ class SamplingFields(GivenSampling, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Annotated[Any, unsupported()] = None
     use_beam_search: Annotated[Any, unsupported(False)] = None
     service_tier: Annotated[Any, unsupported("auto", "default")] = None
+    # SGLang's, which the routers smg and vllm-router send with every request
+    no_stop_trim: Annotated[Any, unsupported(False)] = None
+    return_hidden_states: Annotated[Any, unsupported(False)] = None
 
 
 class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):

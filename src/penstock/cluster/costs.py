@@ -1,0 +1,119 @@
+"""The engines of a fleet, and what a request costs at each. What does not depend on the request is computed when a
+picture of an engine changes, so that a choice among many engines is a few operations for each.
+
+Old statistics count less than the mean of the fleet, and measured step times that differ little from the mean count as
+the mean.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.cluster.view import ReplicaView
+
+TRUST_SECONDS = 3.0  # the age at which statistics count about a third, and the mean of the fleet the rest
+NOISE = 0.25  # measured step times that differ less from the mean of the fleet count as the mean
+UNLIMITED = 1 << 60  # tokens, of a KV cache of unknown size
+
+# Assumed while nothing has been measured: prompts count more than sequences.
+UNMEASURED = (1e-4, 1e-2, 1e-4)  # prefill_seconds, step_seconds, row_seconds
+
+
+class FleetMeans(NamedTuple):
+    """Means over the engines that are ready."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    backlog: float = 0.0
+    usage: float = 0.0
+    prefill: float = UNMEASURED[0]
+    step: float = UNMEASURED[1]
+    row: float = UNMEASURED[2]
+
+    @classmethod
+    def of(cls, replicas: Sequence[ReplicaView]) -> "FleetMeans":
+        ready = [each for each in replicas if each.status == "ready"]
+        if not ready:
+            return cls()
+        loads = [(each.running, each.waiting, each.backlog_tokens, each.kv_usage) for each in ready]
+        measured = [each for each in ready if each.prefill_seconds > 0.0]
+        times = [(each.prefill_seconds, each.step_seconds, each.row_seconds) for each in measured]
+        return cls(*_means(loads), *(_means(times) if times else UNMEASURED))
+
+
+class EngineCost(NamedTuple):
+    """Seconds that a request costs at an engine: its own, and those by which it delays the sequences there."""
+
+    name: str
+    wait: float  # until the prompts are computed that wait there
+    places: float  # until a sequence has ended whose place it needs
+    uncached_token: float  # for each prompt token that is not cached
+    output_token: float
+    free_tokens: float  # of the KV cache
+    missing_token: float  # until so much memory is freed, for each token more than that
+    recent_tokens: float  # computed there lately
+
+    @classmethod
+    def of(cls, replica: ReplicaView, means: FleetMeans) -> "EngineCost":
+        running, waiting = float(replica.running), float(replica.waiting)
+        backlog, usage = float(replica.backlog_tokens), replica.kv_usage
+        if replica.stats_age > 0.0:  # old statistics count less; they exclude nobody
+            doubt = 1.0 - math.exp(-replica.stats_age / TRUST_SECONDS)
+            running += doubt * (means.running - running)
+            waiting += doubt * (means.waiting - waiting)
+            backlog += doubt * (means.backlog - backlog)
+            usage += doubt * (means.usage - usage)
+        prefill, step, row = means.prefill, means.step, means.row
+        if replica.prefill_seconds > 0.0:
+            prefill = _steady(replica.prefill_seconds, prefill)
+            step, row = _steady(replica.step_seconds, step), _steady(replica.row_seconds, row)
+        sequences = running + waiting + replica.booked_requests
+        too_many = max(sequences + 1.0 - replica.max_num_seqs, 0.0)
+        kv_tokens = replica.kv_tokens or UNLIMITED
+        return cls(
+            replica.name,
+            wait=(backlog + replica.booked_tokens) * prefill,
+            places=too_many * replica.request_seconds / replica.max_num_seqs,
+            uncached_token=prefill * (1.0 + sequences),
+            output_token=step + row * (1.0 + 2.0 * sequences),
+            free_tokens=kv_tokens * (1.0 - usage) - replica.booked_tokens,
+            missing_token=replica.request_seconds / kv_tokens,
+            recent_tokens=replica.recent_tokens + replica.booked_tokens,
+        )
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """All engines that a front knows, and the cost of each. Names are unique. Made by `of`."""
+
+    replicas: tuple[ReplicaView, ...] = ()
+    costs: tuple[EngineCost, ...] = ()  # of these, in their order
+    means: FleetMeans = FleetMeans()
+
+    @classmethod
+    def of(cls, replicas: Iterable[ReplicaView]) -> "FleetView":
+        """Return the view of these engines."""
+        replicas = tuple(replicas)
+        means = FleetMeans.of(replicas)
+        return cls(replicas, tuple([EngineCost.of(each, means) for each in replicas]), means)
+
+    def replica(self, name: str) -> ReplicaView | None:
+        """The replica of this name."""
+        return next((replica for replica in self.replicas if replica.name == name), None)
+
+    def changed(self, replicas: Iterable[tuple[int, ReplicaView]]) -> "FleetView":
+        """Return the view with newer pictures of the engines at these places, and the means as before."""
+        views, costs = list(self.replicas), list(self.costs)
+        for place, replica in replicas:
+            views[place], costs[place] = replica, EngineCost.of(replica, self.means)
+        return FleetView(tuple(views), tuple(costs), self.means)
+
+
+def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def _steady(value: float, mean: float) -> float:
+    """Return the mean if the value differs from it by no more than measurements do."""
+    return mean if abs(value - mean) <= NOISE * mean else value
