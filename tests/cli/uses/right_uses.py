@@ -128,12 +128,15 @@ OF_TENANTS: Sequence[str] = (
     "logs --ledger {ledger} --errors",
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
-REPOSITORY_SERVER = "serve --repository repository --load-model ours --load-model ranks --state-dir none"
+REPOSITORY_SERVER = (
+    "serve --repository repository --load-model ours --load-model ranks --state-dir none --client-shared-memory 1MiB"
+)
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
     "repository status --url {url}",
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
+    "bench serve --url {url} --wire kserve --model ranks --num-prompts 4 --concurrency 2",
     "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
     "rollout pause ranks --url {url} --key secret",
     "rollout status --url {url}",
