@@ -201,10 +201,11 @@ IDENTITY = "onnx_zero_1_float32"
 def renamed(
     workshop: Workshop, target: Path, kind: str, name: str, new: str, *, dims: str = "-1", more: str = ""
 ) -> None:
-    """Copies an ONNX model under the name of a model that Triton's own backends have."""
-    shutil.copytree(workshop.made(kind) / name, target / new)
+    """Copies version 1 of an ONNX model under the name of a model that Triton's own backends have."""
+    shutil.copytree(workshop.made(kind) / name, target / new, ignore=shutil.ignore_patterns("2", "3"))
     config = target / new / "config.pbtxt"
     text = re.sub(r"dims: \[[^]]*\]", f"dims: [ {dims} ]", config.read_text().replace(f'"{name}"', f'"{new}"'))
+    text = re.sub(r"^version_policy:.*$", "", text, flags=re.MULTILINE)
     config.write_text(f"{text}\n{more}")
 
 

@@ -38,5 +38,5 @@ def test_status_load_unload_and_bench(tmp_path: Path) -> None:
         found = json.loads(figures.read_text())
         assert (found["requests"], found["failed"]) == (20, 0) and found["e2e_ms_p99"] >= found["e2e_ms_p50"] > 0
         assert "ttft_ms_p50" not in found and found["requests_s"] > 0
-        with pytest.raises(ValueError, match=r"^--model is 'nowhere': model 'nowhere' is not served here"):
+        with pytest.raises(ValueError, match=r"^--model is 'nowhere': Request for unknown model: model 'nowhere'"):
             online(server.url, "nowhere", None, load, None, "kserve")

@@ -234,7 +234,7 @@ def test_what_clients_read_of_a_model(served: Served) -> None:
         ),
         ("halves", [tensor("x", [1], [1, 1], "BF16")], 400, "BF16 has no form in JSON"),
         ("broken", [X], 404, "broken"),
-        ("nowhere", [X], 404, "is not served here"),
+        ("nowhere", [X], 404, "Request for unknown model: model 'nowhere' is not served here"),
         ("rows", [tensor("x", [9], [1, 1], "INT64")], 400, "model 'rows'"),
     ],
 )

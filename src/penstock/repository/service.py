@@ -148,7 +148,7 @@ class Repository:
             except LoadFailed as error:
                 if name not in self._serving:
                     self._reasons[name] = str(error)
-                raise LoadFailed(f"failed to load {name!r}: {error}") from None
+                raise
             for key in [key for key, each in self._versions.items() if key[0] == name and each.state == "failed"]:
                 del self._versions[key]
             before = self._wanted.get(name)
