@@ -242,7 +242,7 @@ SHARED: Mapping[str, Wrong] = {
         ("requests.jsonl", "there is no such folder"),
     ),
     "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
-    "--client-shared-memory": (*_SIZE, ("1MiB", "there is no --repository; add it")),
+    "--client-shared-memory": (*_SIZE, ("4096", "there is no --repository; add it")),
     "--tenants": (
         (NO_FILE, "no such file or directory; name a YAML file"),
         (FOLDER, "is a directory; name a YAML file"),

@@ -201,8 +201,9 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
             )
     for name in ("load_model", "client_shared_memory"):
         if values[name] and not values["repository"]:
+            value = values[name][0] if name == "load_model" else values[name]
             raise ConfigError(
-                f"--{name.replace('_', '-')} ({sources[name]}) is given, but there is no --repository; add it"
+                f"--{name.replace('_', '-')} ({sources[name]}) is {value}, but there is no --repository; add it"
             )
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(

@@ -195,10 +195,14 @@ async def show_memory(body: bytes, context: RequestContext) -> bytes:
 
 async def register_memory(body: bytes, context: RequestContext) -> Answer:
     """Registers a region. Raises APIError 400 and 403."""
-    memory = _memory(context)
+    memory, fields = _memory(context), decode(_decoder, body)
     if memory is None:
-        raise invalid(_OFF)
-    memory.register(context.path["region"], decode(_decoder, body))
+        raise invalid(
+            _OFF
+            if context.models.tensors is not None
+            else "this server has no repository of models: start it with --repository DIR"
+        )
+    memory.register(context.path["region"], fields)
     return Answer(b"")
 
 
