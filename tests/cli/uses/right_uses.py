@@ -66,7 +66,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --api-processes 2",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
-    "plan tiny --repository repository --load-model ours",
+    "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
