@@ -1,6 +1,6 @@
 """Measures one-shot models in a repository, in turns with MLServer: two products with matrices of 1,024 x 1,024.
 
-    python benchmarks/repository.py --peers ENV --json benchmarks/results/avx512/repository.json
+    python benchmarks/repository.py --peers ENV --json benchmarks/results/amx/repository.json --plot batching.png
 
 ENV is a virtual environment with tritonclient[grpc], mlserver and onnxruntime. Servers and clients share this machine's
 cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `modes` compares
@@ -102,11 +102,22 @@ def mlserver(python: Path, folder: Path, model: Path) -> Iterator[tuple[int, int
         yield grpc, pid
 
 
+Points = list[tuple[float, float]]  # of requests: when they were sent, in seconds, and their latency in ms
+
+
 def load(python: Path, grpc: int, model: str, clients: int, seconds: float, rate: float = 0.0) -> dict[str, float]:
+    """The rate, and percentiles of the latency."""
+    return load_and_points(python, grpc, model, clients, seconds, rate)[0]
+
+
+def load_and_points(
+    python: Path, grpc: int, model: str, clients: int, seconds: float, rate: float = 0.0
+) -> tuple[dict[str, float], Points]:
     command = [str(python), str(HERE / "peers/triton_load.py"), f"127.0.0.1:{grpc}", model, str(clients), str(seconds)]
     made = subprocess.run([*command, str(rate)], stdout=subprocess.PIPE, check=True, timeout=seconds + 120)
-    found: dict[str, float] = json.loads(made.stdout.splitlines()[-1])
-    return found
+    found = json.loads(made.stdout.splitlines()[-1])
+    points: Points = found.pop("points")
+    return found, points
 
 
 def load_of(python: Path, grpc: int, pid: int, clients: int, seconds: float) -> dict[str, float]:
@@ -137,6 +148,39 @@ def overhead(python: Path, port: int, grpc: int, seconds: float) -> float:
         return float(now["ns"] - was["ns"]) / max(now["count"] - was["count"], 1) / 1000
 
     return mean("success") - mean("compute_infer")
+
+
+def modes(python: Path, grpc: int, seconds: float, plot_file: Path | None) -> dict[str, dict[str, float]]:
+    """Dynamic and static batching under the same trace: 10 requests a second, then 16 clients flat out."""
+    found, traces = {}, dict[str, Points]()
+    for model, kind in (("matmul", "dynamic"), ("static", "static")):
+        off_peak, early = load_and_points(python, grpc, model, 1, seconds, 10.0)
+        peak, late = load_and_points(python, grpc, model, 16, seconds)
+        found[f"{kind} off-peak"], found[f"{kind} peak"] = off_peak, peak
+        traces[kind] = early + [(at + seconds, latency) for at, latency in late]
+    if plot_file is not None:
+        plot(plot_file, traces, seconds)
+    return found
+
+
+def plot(file: Path, traces: dict[str, Points], seconds: float) -> None:
+    """Draws the latency of each request, and the requests of each half second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 5))
+    for kind, points in traces.items():
+        at, latency = zip(*points, strict=True)
+        above.scatter(at, latency, s=4, label=f"{kind} batching")
+        counts, edges = np.histogram(at, bins=np.arange(0, 2 * seconds + 0.5, 0.5))
+        below.step(edges[:-1], counts * 2, where="post", label=f"{kind} batching")
+    above.set(ylabel="latency in ms", yscale="log", title="10 requests a second, then 16 clients flat out")
+    below.set(ylabel="requests a second", xlabel="seconds")
+    above.legend()
+    figure.tight_layout()
+    figure.savefig(file)
 
 
 CHAIN = """
@@ -220,6 +264,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=6.0)
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--cases", default="clients,modes,overhead,pipelines")
+    options.add_argument("--plot", type=Path, help="draw dynamic and static batching into this file")
     given = options.parse_args()
     python = given.peers.absolute() / "bin/python"
     cases, result = given.cases.split(","), {}
@@ -248,11 +293,7 @@ def main() -> None:
             if "overhead" in cases:
                 result["overhead_us"] = round(overhead(python, port, grpc, given.seconds), 1)
             if "modes" in cases:
-                result["modes"] = {
-                    f"{model} {name}": load(python, grpc, model, 16, given.seconds, rate)
-                    for name, rate in (("off-peak", 10.0), ("peak", 0.0))
-                    for model in ("matmul", "static")
-                }
+                result["modes"] = modes(python, grpc, given.seconds, given.plot)
     if "pipelines" in cases:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder, "models")

@@ -1,8 +1,10 @@
-"""Runs Triton's own tests, unmodified, with Penstock in Triton's place.
+"""Runs Triton's own tests, and the examples of its clients, unmodified, with Penstock in Triton's place.
 
     git clone https://github.com/triton-inference-server/server CHECKOUT
+    git clone https://github.com/triton-inference-server/client
     python -m venv ENV && ENV/bin/pip install 'tritonclient[all]' onnx requests
     python scripts/triton_l0.py CHECKOUT ENV/bin/python --only L0_batcher
+    python scripts/triton_l0.py CHECKOUT ENV/bin/python --examples client/src/python/examples
 
 The models are made by Triton's own scripts, of which only ONNX's are run. Each test gets a server of its own, with the
 settings that the folder's test.sh gives it. Ports 8000 and 8001 must be free. The result is a table: tests that passed,
@@ -12,6 +14,7 @@ failed (with the last line of the error), and those that do not apply, with the 
 import argparse
 import contextlib
 import http.server
+import json
 import os
 import re
 import shutil
@@ -28,8 +31,24 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.repository.onnx_files import FLOAT, model, node, put
+from tests.repository.onnx_files import FLOAT, INT64, model, node, put
 
+# Runs the tests that its first argument names, and writes their outcomes as JSON to the file of the second one.
+RUNNER = """
+import json, sys, unittest
+tests, found = [unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])], {}
+while tests:
+    test = tests.pop()
+    if isinstance(test, unittest.TestSuite):
+        tests += test
+        continue
+    result = unittest.TextTestRunner(sys.stdout).run(test)
+    errors = [text.strip().splitlines()[-1] for _, text in (*result.failures, *result.errors)]
+    skipped = [why for _, why in result.skipped]
+    found[test.id()] = ("failed: " + errors[0] if errors else "not applicable: " + skipped[0] if skipped else "passed")
+with open(sys.argv[2], "w") as file:
+    json.dump(found, file)
+"""
 ADD_SUB = "onnx_float32_float32_float32"
 DELAYED = "dynamic_batching { preferred_batch_size: [ 2, 6 ], max_queue_delay_microseconds: 10000000 }\n"
 PREFERRED = "dynamic_batching { preferred_batch_size: [ 4, 6 ] }\n"
@@ -122,6 +141,18 @@ def identities(workshop: Workshop, target: Path) -> None:
     config.write_text(
         re.sub(r"dims: \[ -1 \]", "dims: [ 1 ]", config.read_text()).replace("onnx_zero_1_object", one.name)
     )
+    renamed(workshop, target, "qa_identity_model_repository", "onnx_zero_1_object", "simple_identity")
+    whole = [("INPUT0", INT64, ("n", "m"))]
+    put(
+        target,
+        "simple_identity_int64",
+        model([node("Identity", ["INPUT0"], ["OUTPUT0"])], whole, [("OUTPUT0", INT64, ("n", "m"))]),
+    )
+
+
+def added(workshop: Workshop, target: Path) -> None:
+    """The model `simple` of Triton's examples."""
+    renamed(workshop, target, "qa_model_repository", "onnx_int32_int32_int32", "simple", dims="16")
 
 
 def batcher() -> list[Case]:
@@ -170,10 +201,11 @@ IDENTITY = "onnx_zero_1_float32"
 def renamed(
     workshop: Workshop, target: Path, kind: str, name: str, new: str, *, dims: str = "-1", more: str = ""
 ) -> None:
-    """Copies an ONNX model under the name of a model that Triton's own backends have."""
-    shutil.copytree(workshop.made(kind) / name, target / new)
+    """Copies version 1 of an ONNX model under the name of a model that Triton's own backends have."""
+    shutil.copytree(workshop.made(kind) / name, target / new, ignore=shutil.ignore_patterns("2", "3"))
     config = target / new / "config.pbtxt"
     text = re.sub(r"dims: \[[^]]*\]", f"dims: [ {dims} ]", config.read_text().replace(f'"{name}"', f'"{new}"'))
+    text = re.sub(r"^version_policy:.*$", "", text, flags=re.MULTILINE)
     config.write_text(f"{text}\n{more}")
 
 
@@ -217,17 +249,30 @@ def loaded_together(workshop: Workshop, target: Path) -> None:
     queued(workshop, target, "")
 
 
-def queued(workshop: Workshop, target: Path, rules: str) -> None:
+def queued(workshop: Workshop, target: Path, rules: str, preferred: str = "4, 8") -> None:
     """The models of L0_model_queue, with an ONNX model in the place of Triton's custom one."""
-    more = f"dynamic_batching {{ preferred_batch_size: [ 4, 8 ] {rules} }}" if rules else ""
+    more = f"dynamic_batching {{ preferred_batch_size: [ {preferred} ] {rules} }}" if rules else ""
     renamed(workshop, target, "qa_identity_model_repository", IDENTITY, "custom_zero_1_float32", more=more)
     config = target / "custom_zero_1_float32/config.pbtxt"
     config.write_text(re.sub("max_batch_size:.*", "max_batch_size: 32", config.read_text()))
     shutil.copytree(workshop.qa / "L0_model_queue/ensemble_zero_1_float32", target / "ensemble_zero_1_float32")
 
 
-def with_queue(rules: str) -> Callable[[Workshop, Path], None]:
-    return lambda workshop, target: queued(workshop, target, f"max_queue_delay_microseconds: 10000000 {rules}")
+def of_examples(workshop: Workshop, target: Path) -> None:
+    """The models that the clients' examples need, and others: an example counts seven."""
+    for name, new in (
+        ("onnx_int32_int32_int32", "simple"),
+        ("onnx_int8_int8_int8", "simple_int8"),
+        *(("onnx_int32_int32_int32", f"other_{number}") for number in range(3)),
+    ):
+        renamed(workshop, target, "qa_model_repository", name, new, dims="16")
+    renamed(workshop, target, "qa_variable_model_repository", "onnx_object_object_object", "simple_string", dims="16")
+    renamed(workshop, target, "qa_identity_model_repository", "onnx_zero_1_object", "simple_identity")
+
+
+def with_queue(rules: str, preferred: str = "4, 8") -> Callable[[Workshop, Path], None]:
+    delay = "max_queue_delay_microseconds: 10000000"
+    return lambda workshop, target: queued(workshop, target, f"{delay} {rules}", preferred)
 
 
 def validated(workshop: Workshop, target: Path) -> None:
@@ -294,16 +339,25 @@ def model_queue() -> list[Case]:
             "default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 1000000 }"
         ),
         "priority_levels": "priority_levels: 2 default_priority_level: 2",
+        "max_priority_levels": f"priority_levels: {2**64 - 1} default_priority_level: {2**32}",
     }
+    policy = "allow_timeout_override: true default_timeout_microseconds: 11000000"
+    both = (
+        f"priority_levels: 2 default_priority_level: 2 default_queue_policy {{ timeout_action: DELAY {policy} }} "
+        f"priority_queue_policy {{ key: 2 value: {{ timeout_action: REJECT {policy} }} }}"
+    )
+    models = {name: with_queue(text) for name, text in rules.items()}
+    models["priority_with_policy"] = with_queue(both, "4, 8, 32")
     return [
-        Case("L0_model_queue", f"model_queue_test.ModelQueueTest.test_{name}", with_queue(text))
-        for name, text in rules.items()
+        Case("L0_model_queue", f"model_queue_test.ModelQueueTest.test_{name}", fill) for name, fill in models.items()
     ]
 
 
 CASES = [
     *batcher(),
     Case("L0_http", "http_test.HttpTest", identities, {"BACKENDS": "onnx"}),
+    Case("L0_http", "python_http_aio_test.TestHttpAioClient", added, {}, ("--client-shared-memory", "1MiB")),
+    Case("L0_http", "http_request_many_chunks.HTTPRequestManyChunksTest", added),
     Case("L0_infer", "infer_test.InferTest", every_model, {"BACKENDS": "onnx", "ENSEMBLES": "0", "CPU_ONLY": "1"}),
     Case("L0_simple_ensemble", "ensemble_test.EnsembleTest.test_ensemble_add_sub", simple_ensemble),
     Case("L0_simple_ensemble", "ensemble_test.EnsembleTest.test_ensemble_add_sub_one_output", simple_ensemble),
@@ -330,11 +384,23 @@ CASES = [
 ]
 # Tests that need what ONNX models on a CPU do not have, by a part of their name.
 NOT_APPLICABLE = {
+    "test_load_model": "a server that follows its folder",
+    "test_unload_model": "a server that follows its folder",
+    "get_model_repository_index": "a folder of seven models, most of them of other backends",
     "allow_ragged": "ragged batches need a backend of Triton's",
     "max_queue_delay_only": "a custom backend of Triton's",
     "preserve_ordering": "a custom backend of Triton's and its trace file",
     "input_validation_all_optional": "Triton's Python backend",
     "wrong_input_shape_tensor_size": "TensorRT",
+}
+EXAMPLES_NOT_APPLICABLE = {
+    "cudashm": "memory of a GPU",
+    "sequence": "models with state",
+    "custom_repeat": "a custom backend of Triton's",
+    "memory_growth": "a custom backend of Triton's",
+    "image": "models of images",
+    "grpc_client": "only a model of Triton's test data",
+    "vllm": "a language model",
 }
 
 
@@ -391,28 +457,37 @@ def run(workshop: Workshop, case: Case) -> dict[str, str]:
     case.models(workshop, models)
     search = os.pathsep.join([str(workshop.qa / "common"), str(folder)])
     environment = {**os.environ, **case.environment, "PYTHONPATH": search, "TRITONSERVER_IPADDR": "localhost"}
+    outcomes = folder / "outcomes.json"
     with server(models, case, workshop.work / "server.log"), metrics():
         made = subprocess.run(
-            [str(workshop.python), "-m", "unittest", "-v", case.test],
+            [str(workshop.python), "-c", RUNNER, case.test, str(outcomes)],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
         )  # fmt: skip
     (workshop.work / f"{case.test}.log").write_text(made.stdout)
-    found = {}
-    for test, outcome in re.findall(
-        r"^(test_\w+) .*?(?:\n.*?)?\.\.\. (?:.*\n)*?(ok|FAIL|ERROR|skipped.*)$", made.stdout, re.MULTILINE
-    ):
-        if outcome == "ok":
-            found[test] = "passed"
-        elif outcome.startswith("skipped"):
-            found[test] = f"not applicable: {outcome}"
-        else:
-            why = re.search(rf"^(?:FAIL|ERROR): {test}.*?\n\n", made.stdout, re.MULTILINE | re.DOTALL)
-            lines = why[0].strip().splitlines() if why else [outcome]
-            found[test] = f"failed: {lines[-1][:200]}"
-    if found:
-        return found
-    # A test with a docstring has two lines.
-    return {case.test: f"failed: {made.stdout.strip().splitlines()[-1][:200]}" if made.returncode else "passed"}
+    if not outcomes.exists():
+        return {case.test: f"failed: {made.stdout.strip().splitlines()[-1][:200]}"}
+    found: dict[str, str] = json.loads(outcomes.read_text())
+    return {test.rpartition(".")[2]: outcome[:250] for test, outcome in sorted(found.items())}
+
+
+def run_examples(workshop: Workshop, examples: Path) -> Iterator[tuple[str, str]]:
+    """Runs each example, with a server of its own, as some unload models. Yields its name, and what became of it."""
+    for script in sorted(examples.glob("*.py")):
+        reason = next((why for part, why in EXAMPLES_NOT_APPLICABLE.items() if part in script.name), None)
+        if reason is not None:
+            yield script.name, f"not applicable: {reason}"
+            continue
+        models = workshop.work / "examples"
+        shutil.rmtree(models, ignore_errors=True)
+        models.mkdir(parents=True)
+        of_examples(workshop, models)
+        case = Case("examples", script.name, of_examples, {}, ("--client-shared-memory", "1MiB"))
+        with server(models, case, workshop.work / "server.log"):
+            made = subprocess.run(
+                [str(workshop.python), str(script)], cwd=examples, capture_output=True, text=True, timeout=300
+            )
+        lines = (made.stdout + made.stderr).strip().splitlines() or [f"status {made.returncode}"]
+        yield script.name, f"failed: {lines[-1][:200]}" if made.returncode else "passed"
 
 
 def main() -> None:
@@ -420,11 +495,15 @@ def main() -> None:
     options.add_argument("checkout", type=Path, help="of Triton's repository server")
     options.add_argument("python", type=Path, help="an interpreter with tritonclient[all], onnx and requests")
     options.add_argument("--only", default="", help="run only cases whose name contains this")
+    options.add_argument("--examples", type=Path, help="run the clients' examples in this folder instead")
     options.add_argument("--work", type=Path, default=Path("/tmp/triton_l0"), help="folder for models and logs")
     given = options.parse_args()
     workshop = Workshop(given.checkout.absolute(), given.python.absolute(), given.work.absolute())
     counts: dict[str, int] = {}
-    for case in CASES:
+    for name, outcome in run_examples(workshop, given.examples) if given.examples else ():
+        counts[outcome.partition(":")[0]] = counts.get(outcome.partition(":")[0], 0) + 1
+        print(f"{name:50} | {outcome}", flush=True)
+    for case in () if given.examples else CASES:
         if given.only in f"{case.suite} {case.test}":
             kind = case.environment.get("BATCHER_TYPE", "")
             for test, outcome in run(workshop, case).items():

@@ -1,8 +1,8 @@
 """Sends load to a KServe v2 server with tritonclient over gRPC.
 
-python triton_load.py HOST:PORT MODEL CLIENTS SECONDS [RATE] prints a line of JSON: requests a second, and percentiles
-of the latency in milliseconds. With RATE, requests come at that rate a second, whatever the answers do. It
-runs in an environment that has tritonclient[grpc].
+python triton_load.py HOST:PORT MODEL CLIENTS SECONDS [RATE] prints a line of JSON: requests a second, percentiles of
+the latency in milliseconds, and for each request when it was sent, in seconds, and its latency. With RATE, requests
+come at that rate a second, whatever the answers do. It runs in an environment that has tritonclient[grpc].
 """
 
 import asyncio
@@ -22,13 +22,13 @@ async def main(address: str, model: str, clients: int, seconds: float, rate: flo
     shape = [1, *(int(size) for size in metadata.inputs[0].shape[1:])]
     made = triton.InferInput(metadata.inputs[0].name, shape, metadata.inputs[0].datatype)
     made.set_data_from_numpy(np.ones(shape, np.float32))
-    latencies: list[float] = []
+    points: list[tuple[float, float]] = []
 
     async def ask() -> None:
         began = time.perf_counter()
         await client.infer(model, [made])
         if began > start:
-            latencies.append(time.perf_counter() - began)
+            points.append((round(began - start, 4), round((time.perf_counter() - began) * 1000, 3)))
 
     async def loop() -> None:
         while time.perf_counter() < end:
@@ -44,8 +44,8 @@ async def main(address: str, model: str, clients: int, seconds: float, rate: flo
         await asyncio.gather(*tasks)
     else:
         await asyncio.gather(*(loop() for _ in range(clients)))
-    p50, p99 = (float(each) * 1000 for each in np.percentile(latencies, [50, 99]))
-    print(json.dumps({"rate": len(latencies) / seconds, "p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}))
+    p50, p99 = (round(float(each), 3) for each in np.percentile([latency for _, latency in points], [50, 99]))
+    print(json.dumps({"rate": len(points) / seconds, "p50_ms": p50, "p99_ms": p99, "points": points}))
     await client.close()
 
 

@@ -242,6 +242,7 @@ SHARED: Mapping[str, Wrong] = {
         ("requests.jsonl", "there is no such folder"),
     ),
     "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
+    "--client-shared-memory": (*_SIZE, ("4096", "there is no --repository; add it")),
     "--tenants": (
         (NO_FILE, "no such file or directory; name a YAML file"),
         (FOLDER, "is a directory; name a YAML file"),
@@ -545,6 +546,11 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         ),
         "--model": _EMPTY,
         "--api-key": _KEY,
+        "--wire": (
+            ("grpc", "give openai or kserve"),
+            ("kserve", "--wire kserve needs --model"),
+            ("", "give openai or kserve"),
+        ),
         "--num-prompts": (("many", "from 1 to 1000000"), ("0", "from 1"), ("1000001", "to 1000000")),
         "--input-len": _LENGTH,
         "--output-len": _LENGTH,

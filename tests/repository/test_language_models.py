@@ -50,6 +50,14 @@ steps:
   - {model: embedder, inputs: {text_input: TEXT}, outputs: {embedding: vector}}
   - {model: halved, inputs: {x: vector}, outputs: {y: OUT}}
 """
+COUNTS = """
+max-batch-size: 4
+inputs: [{name: TEXT, datatype: BYTES, dims: [1]}]
+outputs: [{name: OUT, datatype: INT64, dims: [-1]}]
+steps:
+  - {tokenize: writer, inputs: {text: TEXT}, outputs: {input_ids: ids}}
+  - {model: copied, inputs: {x: ids}, outputs: {y: OUT}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +69,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(found, "doubled", files.scale(2))
     put(found, "same", files.identity(files.STRING, ("n", "m")))
     put(found, "halved", files.scale(0.5, width=384))
-    for name, steps in (("writes", WRITES), ("ranks", RANKS), ("answers", ANSWERS)):
+    put(found, "copied", files.identity(files.INT64, ("n", "m")))
+    for name, steps in (("writes", WRITES), ("ranks", RANKS), ("answers", ANSWERS), ("counts", COUNTS)):
         (found / name).mkdir()
         (found / name / "model.yaml").write_text(steps)
     (found / "wrong").mkdir()
@@ -121,6 +130,8 @@ def test_a_pipeline_of_a_language_model_and_of_an_embedder(server: Server) -> No
     halves = server.post("/v2/models/ranks/infer", {"inputs": text}).json()["outputs"][0]["data"]
     vector = embed(server).json()["data"][0]["embedding"]
     assert halves == pytest.approx([value / 2 for value in vector], rel=1e-5)
+    ids = server.post("/v2/models/counts/infer", {"inputs": text}).json()["outputs"][0]["data"]
+    assert ids == server.post("/tokenize", {"model": "writer", "prompt": "water"}).json()["tokens"]
 
 
 def test_a_pipeline_streams_the_text_of_a_language_model(server: Server) -> None:
@@ -209,7 +220,7 @@ def test_a_model_beside_a_repository(tmp_path: Path, root: Path) -> None:
             "writer": None,
             "embedder": None,
             "wrong": None,
-        } | dict.fromkeys(("same", "halved", "writes", "ranks", "answers"))
+        } | dict.fromkeys(("same", "halved", "copied", "writes", "ranks", "answers", "counts"))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ from penstock.messages import RequestRejected
 from penstock.messages.arrays import read_array, tensor_of
 from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, Tensor, TensorSpec
 from penstock.repository.entry import Target
-from penstock.repository.oneshot import OneShotModel
+from penstock.repository.oneshot import Emit, OneShotModel
 from penstock.repository.pipelines.expression import Expression, ExpressionError, names_in
 from penstock.repository.pipelines.pipeline import load_pipeline
+from penstock.repository.service import Repository
 from penstock.repository.settings import SettingsError, read_yaml
+from penstock.repository.statistics import ModelStatistics
+from tests.repository.onnx_files import put
 
 SPECS = {
     "score": TensorSpec("score", "FP32", (-1, 1)),
@@ -136,6 +139,50 @@ def pipeline(text: str, rows: int = 8) -> OneShotModel:
     settings = read_yaml(f"max-batch-size: {rows}\n{text}")
     target = Target("chain", 1, "", 0, Path(), settings)
     return load_pipeline(target, lambda name, version, kind: MODELS.get(name))
+
+
+class DoubleRunner:
+    """See Runner: each request runs at once."""
+
+    note, size, batcher, streams = "", 0, None, False
+
+    async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
+        return await MODELS["double"].infer(request)
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_member_stays_until_its_pipeline_is_loaded(tmp_path: Path) -> None:
+    put(tmp_path, "double", b"")
+    put(
+        tmp_path,
+        "chain",
+        b"",
+        settings=f"max-batch-size: 8\n{ENDS}  - {{model: double, inputs: {{x: X}}, outputs: {{y: Y}}}}",
+    )
+
+    async def load_while_the_member_is_unloaded() -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def load(target: Target) -> OneShotModel:
+            begun.set()
+            await may_end.wait()
+            member = MODELS["double"]
+            return OneShotModel(target, member.inputs, member.outputs, 8, DoubleRunner(), ModelStatistics())
+
+        repository = Repository(tmp_path, {"onnx": load})
+        loading = asyncio.create_task(repository.load("chain"))
+        await begun.wait()
+        unloading = asyncio.create_task(repository.unload("double"))
+        await asyncio.sleep(0)
+        may_end.set()
+        await loading  # raises LoadFailed if the member has gone
+        await unloading
+        assert repository.ready() == []
+        await repository.close()
+
+    asyncio.run(load_while_the_member_is_unloaded())
 
 
 def x(*rows: Sequence[float]) -> Tensor:

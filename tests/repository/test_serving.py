@@ -15,6 +15,8 @@ import httpx
 import numpy as np
 import pytest
 
+from penstock.frontend.errors import APIError
+from penstock.frontend.kserve.shared_memory import ClientMemory, RegionFields, check_size, shared_part
 from penstock.messages.arrays import pack_strings
 from tests.e2e.server import PATIENCE, Server, serving, wait_for
 from tests.engine.processes import children
@@ -106,6 +108,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (root / "unknown").mkdir()
     port = free_port()
     flags = ("--repository", str(root), "--grpc-port", str(port), "--state-dir", "none")
+    flags += ("--client-shared-memory", "8MiB")
     with serving(tmp_path_factory.mktemp("served") / "log", *flags, model=None) as server:
         yield Served(server, root, port)
 
@@ -231,13 +234,18 @@ def test_what_clients_read_of_a_model(served: Served) -> None:
         ),
         ("halves", [tensor("x", [1], [1, 1], "BF16")], 400, "BF16 has no form in JSON"),
         ("broken", [X], 404, "broken"),
-        ("nowhere", [X], 404, "is not served here"),
+        ("nowhere", [X], 404, "Request for unknown model: model 'nowhere' is not served here"),
         ("rows", [tensor("x", [9], [1, 1], "INT64")], 400, "model 'rows'"),
     ],
 )
 def test_errors(served: Served, model: str, inputs: list[dict[str, Any]], status: int, message: str) -> None:
     answer = served.infer(model, *inputs)
     assert answer.status_code == status and message in answer.json()["error"], answer.text
+
+
+def test_an_output_that_is_named_twice(served: Served) -> None:
+    answer = served.infer("doubled", X, outputs=[{"name": "y"}, {"name": "y"}])
+    assert answer.status_code == 400 and "output 'y' already exists in request" in answer.json()["error"]
 
 
 def test_errors_of_binary_bodies(served: Served) -> None:
@@ -437,6 +445,109 @@ def test_large_outputs_pass_beside_the_shared_memory(served: Served) -> None:
         assert send(message, timeout=30).raw_output_contents[0] == data.tobytes()
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A file of 1 KiB in the folder of shared memory."""
+    path = Path("/dev/shm") / f"penstock-test-{os.getpid()}"
+    path.write_bytes(bytes(1024))
+    yield path
+    path.unlink()
+
+
+def in_memory(region: str, offset: int, size: int) -> dict[str, Any]:
+    return {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": size}
+
+
+def test_tensors_pass_in_shared_memory(served: Served, memory: Path) -> None:
+    a, b = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    with memory.open("r+b") as file:
+        file.write(bytes(64) + a.tobytes() + b.tobytes())
+    routes, fields = "/v2/systemsharedmemory", {"key": f"/{memory.name}", "offset": 64, "byte_size": 128}
+    for region in ("over HTTP", "other"):
+        answer = served.server.post(f"{routes}/region/{region}/register", fields)
+        assert answer.status_code == 200, answer.text
+    assert [each["name"] for each in served.server.get(routes + "/status").json()] == ["over HTTP", "other"]
+    assert served.server.get(routes + "/region/other/status").json() == [{"name": "other", **fields}]
+    assert "already in manager" in served.server.post(f"{routes}/region/other/register", fields).text
+    assert "system_shared_memory" in served.server.get("/v2").json()["extensions"]
+
+    inputs = [
+        {"name": f"INPUT{i}", "datatype": "FP32", "shape": [1, 4], "parameters": in_memory("other", 16 * i, 16)}
+        for i in (0, 1)
+    ]
+    outputs = [{"name": "OUTPUT1", "parameters": in_memory("over HTTP", 32, 16)}, {"name": "OUTPUT0"}]
+    answer = served.infer("addsub", *inputs, outputs=outputs)
+    assert answer.status_code == 200, answer.text
+    sent, placed = answer.json()["outputs"]
+    assert placed["parameters"] == in_memory("over HTTP", 32, 16) and "data" not in placed
+    assert sent["data"] == (a + b).tolist()
+    assert np.frombuffer(memory.read_bytes()[96:112], np.float32).tolist() == (a - b).tolist()
+
+    message = MESSAGES["InferRequest"](model_name="addsub")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+    second = message.inputs.add(name="INPUT1", datatype="FP32", shape=[1, 4])
+    output = message.outputs.add(name="OUTPUT0")
+    for tensor_of, where in ((second, in_memory("other", 16, 16)), (output, in_memory("other", 48, 64))):
+        for name, value in where.items():
+            kind = "string_param" if isinstance(value, str) else "int64_param"
+            setattr(tensor_of.parameters.add(key=name).value, kind, value)
+    message.raw_input_contents.append((a * 2).tobytes())
+    (made,) = served.call("ModelInfer", "InferRequest", "InferAnswer", message).outputs
+    assert {pair.key: pair.value.int64_param for pair in made.parameters}["shared_memory_byte_size"] == 16
+    assert np.frombuffer(memory.read_bytes()[112:128], np.float32).tolist() == (a * 2 + b).tolist()
+
+    outputs = [{"name": "OUTPUT0", "parameters": in_memory("other", 48, 8)}]
+    assert "at least 16 bytes" in served.infer("addsub", *inputs, outputs=outputs).json()["error"]
+    os.truncate(memory, 80)
+    answer = served.infer("addsub", *inputs)
+    assert answer.status_code == 400 and "has been made shorter" in answer.json()["error"]
+    removed = served.call("SystemSharedMemoryUnregister", "Region", "Empty", MESSAGES["Region"](name="other"))
+    assert not removed.ByteSize()
+    assert "register it first" in served.infer("addsub", *inputs).json()["error"]
+    assert served.server.post(routes + "/unregister", {}).status_code == 200
+    assert served.server.get(routes + "/status").json() == []
+    assert served.server.get("/v2/cudasharedmemory/status").json() == []
+    assert served.server.post("/v2/cudasharedmemory/region/x/register", {}).status_code == 400
+
+
+def test_regions_are_checked(memory: Path) -> None:
+    regions = ClientMemory(2048)
+    link, pipe = memory.with_suffix(".link"), memory.with_suffix(".pipe")
+    link.symlink_to(memory)
+    os.mkfifo(pipe)
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        for key, size, message in (
+            ("../etc/passwd", 1, "must be the name of a file in /dev/shm"),
+            ("a/b", 1, "must be the name"),
+            ("..", 1, "must be the name"),
+            ("", 1, "must be the name"),
+            ("/penstock-test-nothing", 1, "No such file or directory; create it first"),
+            (link.name, 1, "Too many levels of symbolic links"),
+            (pipe.name, 1, "has 0 bytes"),
+            (memory.name, 1025, "has 1024 bytes; check offset and byte_size"),
+            (memory.name, 4096, r"the limit is 2048 \(--client-shared-memory\): unregister others, or raise it"),
+        ):
+            with pytest.raises(APIError, match=message):
+                regions.register("r", RegionFields(key, size))
+    finally:
+        link.unlink()
+        pipe.unlink()
+    assert len(os.listdir("/proc/self/fd")) == before  # nothing that was refused stays open
+    regions.register("r", RegionFields(memory.name, 512, 512))
+    for offset, size in ((0, 513), (512, 1), (-1, 2), (0, None), (2**70, 0)):
+        with pytest.raises(APIError, match="Invalid offset"):
+            regions.part("r", offset, size)
+    part = regions.part("r", 0, 4)
+    with pytest.raises(APIError, match="--max-body-size"):
+        check_size([part, None, part], 7)
+    regions.unregister("r")
+    with pytest.raises(APIError, match="has been unregistered"):
+        part.read()
+    with pytest.raises(APIError, match="start the server with --client-shared-memory"):
+        shared_part(None, {"shared_memory_region": "r"})
+
+
 def test_without_the_operators_key_nothing_is_loaded(tmp_path: Path) -> None:
     root = tmp_path / "models"
     put(root, "doubled", files.scale(2))
@@ -446,9 +557,13 @@ def test_without_the_operators_key_nothing_is_loaded(tmp_path: Path) -> None:
         for key, status in (("user", 401), ("boss", 200)):
             headers = {"Authorization": f"Bearer {key}"}
             assert httpx.post(server.url + path, json={}, headers=headers, timeout=PATIENCE).status_code == status
-        escaped = "/v2/repository/mode%6cs/doubled/load"
-        answer = httpx.post(server.url + escaped, json={}, headers={"Authorization": "Bearer user"}, timeout=PATIENCE)
-        assert answer.status_code == 403
+        for path, status in (
+            ("/v2/repository/mode%6cs/doubled/load", 403),
+            ("/v2/systemsharedmemory/unregister", 401),
+            ("/v2/system%73haredmemory/unregister", 403),
+        ):
+            headers = {"Authorization": "Bearer user"}
+            assert httpx.post(server.url + path, json={}, headers=headers, timeout=PATIENCE).status_code == status
 
 
 def test_strings_are_checked_before_the_queue(served: Served) -> None:

@@ -59,6 +59,7 @@ def test_a_configuration_of_triton() -> None:
         ('name: "\x01', "a character is not expected"),
         ('input { name: "a" data_type: TYPE_FP99 dims: 1 }', "datatype 'FP99'"),
         ("instance_group { count: 65 }", "instances is 65"),
+        (f"dynamic_batching {{ priority_levels: {2**64 - 1} }}", "the limit is 32: use fewer levels"),
         ("max_batch_size: -1", "max-batch-size is -1"),
         ("optimization { " + "input_pinned_memory { " * 50, "unknown field"),
         ('default_model_filename: "../m.onnx"', "it must be the name of a file"),

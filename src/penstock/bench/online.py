@@ -1,9 +1,9 @@
 """Sends a workload to a running server and measures what its users see. The server needs /v1/models and
-/v1/completions of the OpenAI API."""
+/v1/completions of the OpenAI API; for one-shot models see `penstock.bench.one_shot`."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 import orjson
@@ -12,29 +12,27 @@ from penstock.bench.timeline import Timeline
 from penstock.bench.workload import WorkloadRequest
 
 LIST_SECONDS = 20.0  # the longest time for a server to list its models
+# Sends a request, and returns the times of its answer. An error is in the timeline.
+Send = Callable[[aiohttp.ClientSession, WorkloadRequest], Awaitable[Timeline]]
 
 
 async def first_model(url: str, api_key: str | None) -> str:
     """Returns the id of the first model that the server lists. Raises aiohttp.ClientError and TimeoutError."""
     timeout = aiohttp.ClientTimeout(total=LIST_SECONDS)
     async with (
-        aiohttp.ClientSession(headers=_headers(api_key), timeout=timeout) as session,
+        aiohttp.ClientSession(headers=authorization(api_key), timeout=timeout) as session,
         session.get(f"{url}/v1/models") as answer,
     ):
         answer.raise_for_status()
         return str((await answer.json())["data"][0]["id"])
 
 
-def _headers(api_key: str | None) -> dict[str, str]:
+def authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-async def stream_item(
-    session: aiohttp.ClientSession, url: str, model: str, item: WorkloadRequest, start: float
-) -> Timeline:
-    """Sends one request when it is due, and records the times of its chunks. Arrivals count from `start`, a time of
-    `time.perf_counter`. An error is in the timeline."""
-    await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
+async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item: WorkloadRequest) -> Timeline:
+    """Sends one request, and records the times of its chunks. See Send."""
     line = Timeline(time.perf_counter())
     body = {
         "model": model,
@@ -49,14 +47,14 @@ async def stream_item(
     try:
         async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as answer:
             if answer.status != 200:
-                line.error = f"status {answer.status}: {_message(await answer.read())}"
+                line.error = f"status {answer.status}: {error_of(await answer.read())}"
                 return line
             async for raw in answer.content:
                 if not raw.startswith(b"data: ") or raw.startswith(b"data: [DONE]"):
                     continue
                 chunk = orjson.loads(raw[6:])
                 if "error" in chunk:
-                    line.error = _message(raw[6:])
+                    line.error = error_of(raw[6:])
                 elif chunk["choices"]:
                     line.stamps.append((time.perf_counter(), 1))
                 if chunk.get("usage"):
@@ -70,10 +68,11 @@ async def stream_item(
     return line
 
 
-def _message(body: bytes) -> str:
-    """Returns the message of an error answer, on one line."""
+def error_of(body: bytes) -> str:
+    """Returns the message of an error answer of any wire, on one line."""
     try:
-        text = str(orjson.loads(body)["error"]["message"])
+        error = orjson.loads(body)["error"]
+        text = error if isinstance(error, str) else str(error["message"])
     except (ValueError, LookupError, TypeError):
         text = body.decode(errors="replace")
     return " ".join(text.split())[:200]
@@ -87,13 +86,15 @@ async def run_load(
     concurrency: int | None = None,
     api_key: str | None = None,
     say: Callable[[str], None] = lambda text: None,
+    send: Send | None = None,
 ) -> tuple[list[Timeline], float]:
-    """Sends all items, at most `concurrency` at once, and passes the progress to `say`. Returns their timelines and the
-    seconds that all of them took."""
+    """Sends all items when they are due, at most `concurrency` at once, and passes the progress to `say`. Without
+    `send`, they are completions. Returns their timelines and the seconds that all of them took."""
+    send = send or (lambda session, item: stream_item(session, url, model, item))
     gate = asyncio.Semaphore(concurrency or len(items))
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=3600)
-    headers = {**_headers(api_key), "Content-Type": "application/json"}
+    headers = {**authorization(api_key), "Content-Type": "application/json"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         start = time.perf_counter()
         ended: list[Timeline] = []
@@ -106,7 +107,8 @@ async def run_load(
 
         async def one(item: WorkloadRequest) -> Timeline:
             async with gate:
-                line = await stream_item(session, url, model, item, start)
+                await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
+                line = await send(session, item)
             ended.append(line)
             show()
             return line

@@ -199,11 +199,12 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
                 f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "
                 f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
             )
-    if values["load_model"] and not values["repository"]:
-        raise ConfigError(
-            f"--load-model ({sources['load_model']}) is {values['load_model'][0]!r}, but there is no --repository; "
-            "add it"
-        )
+    for name in ("load_model", "client_shared_memory"):
+        if values[name] and not values["repository"]:
+            value = values[name][0] if name == "load_model" else values[name]
+            raise ConfigError(
+                f"--{name.replace('_', '-')} ({sources[name]}) is {value}, but there is no --repository; add it"
+            )
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "

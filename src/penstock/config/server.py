@@ -52,6 +52,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     repository: str = DEFAULTS["repository"]  # a folder of models; "": none
     load_model: tuple[str, ...] = DEFAULTS["load_model"]  # of the repository, at the start; (): all
+    client_shared_memory: int | None = DEFAULTS["client_shared_memory"]  # bytes of all regions; None: off
     manage_models: bool = DEFAULTS["manage_models"]  # clients of Ollama's API may download and delete models
     state_dir: str = DEFAULTS["state_dir"]  # auto: by the port; none: nothing is stored
     seed: int | None = DEFAULTS["seed"]  # of requests without one; None: each draws its own

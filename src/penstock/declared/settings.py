@@ -115,6 +115,9 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "one model is served", words="none", more="[repository.md](repository.md)"),
         Setting("load_model", Kind("list", "NAME"), "Model of the repository to load at the start, or none; repeatable",
                 (), "all that the folder has", words="all", more="In a file or a variable, with commas between them"),
+        Setting("client_shared_memory", SIZE, "Most bytes of shared memory in which clients on this machine may pass "
+                "tensors to models of the repository", None, "tensors are sent", words="off",
+                more="[repository.md](repository.md#shared-memory-of-clients)"),
         Setting("manage_models", ONE_WAY, "Let clients of Ollama's API download and delete models", False,
                 "clients change nothing on this machine", more="[ollama.md](ollama.md)"),
     ),

@@ -1,10 +1,14 @@
 """The models of a server, by the names that requests use."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.versions.serving import Serving
 from penstock.messages.tensors import TensorModels
+
+if TYPE_CHECKING:
+    from penstock.frontend.kserve.shared_memory import ClientMemory
 
 _NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these if its user names no model
 _MOST_SHOWN = 8  # models that are listed in an error
@@ -13,11 +17,14 @@ _MOST_SHOWN = 8  # models that are listed in an error
 class ModelRegistry:
     """Finds the model that a request names. The first model serves requests that name none."""
 
-    def __init__(self, *models: Serving, tensors: TensorModels | None = None) -> None:
-        """`tensors` are the one-shot models of a repository, which may also add models with engines later. Raises
-        ValueError if two of the models have a name in common."""
+    def __init__(
+        self, *models: Serving, tensors: TensorModels | None = None, memory: "ClientMemory | None" = None
+    ) -> None:
+        """`tensors` are the one-shot models of a repository, which may also add models with engines later. `memory` is
+        what clients share with these; None: nothing. Raises ValueError if two of the models have a name in common."""
         self.all = models
         self.tensors = tensors
+        self.memory = memory
         self._essential = models  # the server ends with their engines
         self._check_names()
 

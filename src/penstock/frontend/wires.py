@@ -164,6 +164,18 @@ KSERVE = Wire(
         WireRoute("GET", "/v2/repository/rollouts", "answer", "list_rollouts"),
         WireRoute("POST", "/feedback", "answer", "give_feedback"),
         *(
+            WireRoute(method, f"/v2/{kind}sharedmemory{region}/{verb}", "answer", name)
+            for kind, method, verb, name in (
+                ("system", "GET", "status", "show_memory"),
+                ("system", "POST", "unregister", "unregister_memory"),
+                ("cuda", "GET", "status", "show_cuda_memory"),
+                ("cuda", "POST", "unregister", "show_cuda_memory"),
+            )
+            for region in ("", "/region/{region}")
+        ),
+        WireRoute("POST", "/v2/systemsharedmemory/region/{region}/register", "answer", "register_memory"),
+        WireRoute("POST", "/v2/cudasharedmemory/region/{region}/register", "answer", "register_cuda_memory"),
+        *(
             route
             for start in (_MODEL + "/versions/{version}", _MODEL)
             for route in (

@@ -32,6 +32,9 @@ class RequestCheck:
                 f"input(s) [{_names(given)}], but missing required input(s) [{_names(missing)}]. Please provide all "
                 "required input(s)."
             )
+        if len(set(request.outputs)) != len(request.outputs):
+            name = next(name for name in request.outputs if request.outputs.count(name) > 1)
+            raise RequestRejected(f"output {name[:100]!r} already exists in request; name each output once")
         for name in request.outputs:
             if name not in self._outputs:
                 raise RequestRejected(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -69,6 +70,7 @@ class Repository:
         self._reasons: dict[str, str] = {}  # why a model is not loaded, by name
         self._changed = asyncio.Condition()
         self._changing: dict[str, asyncio.Lock] = {}
+        self._loading_for: Counter[str] = Counter()  # members that pipelines which are being loaded need
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
         self._generation: tuple[int, int] | None = None  # of the file: what changes with its content
@@ -118,17 +120,24 @@ class Repository:
         return [row for row in found if not ready or row.get("state") == "READY"]
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """See TensorModels. The members of a pipeline that are not loaded are loaded first."""
-        await self._load_members(name, frozenset())
-        await self._load_named(name, config, files)
+        """See TensorModels. The members of a pipeline that are not loaded are loaded first, and stay until it is."""
+        await self._load_with_members(name, frozenset(), config, files)
 
-    async def _load_members(self, name: str, users: frozenset[str]) -> None:
-        """Loads what a pipeline needs. `users` are the pipelines that need it. A member that cannot be loaded is found
-        by the check of the pipeline."""
-        for member in sorted(await asyncio.to_thread(self.folder.members, name) - users - self._serving.keys()):
-            await self._load_members(member, users | {name})
-            with contextlib.suppress(LoadFailed):
-                await self._load_named(member)
+    async def _load_with_members(
+        self, name: str, users: frozenset[str], config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Loads a model after what it needs. `users` are the pipelines that need it. A member that cannot be loaded is
+        found by the check of the pipeline."""
+        needs = await asyncio.to_thread(self.folder.members, name) - users
+        self._loading_for.update(needs)
+        try:
+            for member in sorted(needs - self._serving.keys()):
+                with contextlib.suppress(LoadFailed):
+                    await self._load_with_members(member, users | {name})
+            await self._load_named(name, config, files)
+        finally:
+            self._loading_for -= Counter(needs)  # which removes counts of zero
+            await self._notify()
 
     async def _load_named(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         if name in self._taken:
@@ -158,7 +167,9 @@ class Repository:
             self.rollouts.begin(name)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """See TensorModels."""
+        """See TensorModels. Waits while a pipeline that needs the model is being loaded."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: name not in self._loading_for)
         for user in self._users(name):
             _log.info("%s is unloaded, because it needs %s", user, name)
             await self.unload(user)

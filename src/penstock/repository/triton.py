@@ -4,11 +4,12 @@ Source of the fields: model_config.proto of Triton's common repository. A field 
 not have is refused by its name.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.messages.tensors import TensorSpec
-from penstock.repository.settings import FILES, Latest, ModelSettings, SettingsError, of_fields
+from penstock.repository.settings import FILES, MAX_LEVELS, Latest, ModelSettings, SettingsError, of_fields
 from penstock.repository.textproto import Map, TextProtoError, read_textproto
 from penstock.schedule.batcher import LevelRules
 
@@ -119,12 +120,12 @@ def of_config(config: dict[str, Any]) -> ModelSettings:
     if named and kind is None:
         raise SettingsError(f"backend {named[:60]!r} is not supported; the backends are {', '.join(_KINDS)}")
     fields: dict[str, Any] = {
-        "max-batch-size": config.get("max_batch_size", 0),
+        "max-batch-size": int(config.get("max_batch_size", 0)),
         "inputs": [_tensor(each) for each in config.get("input", ())],
         "outputs": [_tensor(each) for each in config.get("output", ())],
         "versions": _policy(config.get("version_policy", {})),
         "file": config.get("default_model_filename", ""),
-        "instances": sum(max(group.get("count", 1), 1) for group in config.get("instance_group", ())) or 1,
+        "instances": sum(max(int(group.get("count", 1)), 1) for group in config.get("instance_group", ())) or 1,
         "threads": _threads(config.get("parameters", {})),
         "batching": _batching(config.get("dynamic_batching")),
         "cache": config.get("response_cache", {}).get("enable", False),
@@ -200,7 +201,8 @@ def config_of(
 
 
 def _check_names(fields: dict[str, Any], schema: Any, where: str) -> None:
-    """Raises SettingsError for a field that the schema does not have: JSON has not been checked."""
+    """Raises SettingsError for a field that the schema does not have, or that lacks a whole number: JSON has not been
+    checked."""
     for name, value in fields.items():
         if name not in schema:
             raise SettingsError(f"unknown field {(where + name)[:100]!r}; see Triton's model_config.proto")
@@ -208,6 +210,8 @@ def _check_names(fields: dict[str, Any], schema: Any, where: str) -> None:
         for each in value if isinstance(value, list) else [value]:
             if isinstance(kind, dict) and not isinstance(each, dict):
                 raise SettingsError(f"{where + name} must be an object")
+            if kind is int and not re.fullmatch(r"-?\d{1,20}", str(each)):  # the JSON form of protobuf also has texts
+                raise SettingsError(f"{where + name} is {str(each)[:40]!r}; it must be a whole number")
             if isinstance(kind, dict):
                 _check_names(each, kind, f"{where}{name}.")
 
@@ -242,6 +246,8 @@ def _batching(fields: dict[str, Any] | None) -> dict[str, Any]:
     if fields is None:
         return {"mode": "none"}
     count = int(fields.get("priority_levels", 0))
+    if count > MAX_LEVELS:
+        raise SettingsError(f"priority_levels is {count}; the limit is {MAX_LEVELS}: use fewer levels")
     default = fields.get("default_queue_policy", {})
     policies = {int(level): policy for level, policy in fields.get("priority_queue_policy", {}).items()}
     return {

@@ -76,7 +76,7 @@ def test_a_server_that_lists_no_models(status: int, body: bytes, words: str) -> 
     ("body", "words"),
     [
         (b'{"error": {"message": "no valid API key;\\n send it", "type": "x"}}', "no valid API key; send it"),
-        (b'{"error": "quota"}', '{"error": "quota"}'),
+        (b'{"error": "quota"}', "quota"),
         (b"<html>\n<p>\xff", "<html> <p>�"),
     ],
 )

@@ -66,7 +66,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --api-processes 2",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
-    "plan tiny --repository repository --load-model ours",
+    "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
@@ -128,12 +128,15 @@ OF_TENANTS: Sequence[str] = (
     "logs --ledger {ledger} --errors",
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
-REPOSITORY_SERVER = "serve --repository repository --load-model ours --load-model ranks --state-dir none"
+REPOSITORY_SERVER = (
+    "serve --repository repository --load-model ours --load-model ranks --state-dir none --client-shared-memory 1MiB"
+)
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
     "repository status --url {url}",
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
+    "bench serve --url {url} --wire kserve --model ranks --num-prompts 4 --concurrency 2",
     "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
     "rollout pause ranks --url {url} --key secret",
     "rollout status --url {url}",

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.offline import WARM_UP, run_cases
-from penstock.bench.online import first_model, run_load
+from penstock.bench.one_shot import UnsuitableModel, one_shot
+from penstock.bench.online import Send, first_model, run_load
 from penstock.bench.roofline import MachineProbe, MachineRates, least_seconds
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, LengthRange, WorkloadRequest, mixed, parse_cases
@@ -30,6 +31,7 @@ from penstock.prepare.engine import own_engine
 from penstock.prepare.files import check_file
 from penstock.prepare.model import PreparedModel
 
+WIRES = ("openai", "kserve")  # of `penstock bench serve`
 PROBE_SECONDS = 0.25  # for each rate that is measured before and after a case
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -146,19 +148,28 @@ def _sizes(cases: Sequence[Case]) -> BenchSizes:
     return BenchSizes(asked_by, longest.prompt_len + longest.output_len, sequences, spare=16)
 
 
-def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
-    """Loads a running server. Exits with status 1 and one line if every request failed."""
+def online(
+    url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None, wire: str = "openai"
+) -> None:
+    """Loads a running server. Exits with status 1 and one line if every request failed. Raises ValueError that names
+    the wrong flag."""
     check_file("--json", json_file)
     checked_flag("--api-key", api_key)
     if model == "":
         raise ValueError("--model is '': it is empty; give a value, or leave it out")
+    if wire not in WIRES:
+        raise ValueError(f"--wire is {wire!r}; give {' or '.join(WIRES)}")
+    if wire == "kserve" and model is None:
+        raise ValueError("--wire kserve needs --model: the name of a one-shot model of the server's repository")
     if not re.match(r"https?://[^/\s]", url):
         host = url.partition("://")[2].strip("/") if "://" in url else url
         raise ValueError(f"--url is {url!r}, which is not an address: write --url http://{host or '127.0.0.1:8000'}")
     url = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients take the address with /v1
     slo = None if load.slo is None else Slo.parse(load.slo)
     with reporting(f"asking {url} for its models") as say:
-        result = asyncio.run(_load_server(url, model, api_key, load.items(), load.concurrency, slo, say))
+        result = asyncio.run(_load_server(url, model, api_key, load.items(), load.concurrency, slo, say, wire))
+    if wire == "kserve":  # an answer comes as a whole: these have no meaning
+        result = {key: value for key, value in result.items() if not key.startswith(("output_", "ttft", "tpot", "itl"))}
     if result["failed"] == result["requests"]:
         write_json(json_file, result)
         print(f"penstock: all {result['requests']} requests failed: {result['errors'][0]}", file=sys.stderr)
@@ -182,10 +193,14 @@ async def _load_server(
     concurrency: int | None,
     slo: Slo | None,
     say: Callable[[str], None],
+    wire: str,
 ) -> dict[str, Any]:
     """Returns the figures, and the first five different errors. Raises NoServer if the server lists no models."""
+    send: Send | None = None
     try:
         name = model or await first_model(url, api_key)
+        if wire == "kserve":
+            send = await one_shot(url, name, api_key)
     except aiohttp.ClientSSLError as error:
         inner = getattr(error, "certificate_error", None) or error.os_error
         raise NoServer(f"--url {no_answer(url, inner)}") from None
@@ -195,12 +210,14 @@ async def _load_server(
         raise NoServer(f"--url {url} does not answer ({why}): is a server running there?") from None
     except aiohttp.ClientResponseError as error:
         raise NoServer(f"--url {url} does not list its models: {_explain(error)}") from None
+    except UnsuitableModel:
+        raise
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
         if url.startswith("http:") and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
             raise NoServer(f"--url {url} closes connections: write https:// if the server has a certificate") from None
         why = f"{type(error).__name__}: {error}"  # many of aiohttp's messages make no sense without the type
         raise NoServer(f"--url {url} does not list its models ({why}): is a server running there?") from None
-    lines, elapsed = await run_load(url, name, items, concurrency=concurrency, api_key=api_key, say=say)
+    lines, elapsed = await run_load(url, name, items, concurrency=concurrency, api_key=api_key, say=say, send=send)
     errors = sorted({line.error for line in lines if line.error})
     return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": errors[:5]}
 

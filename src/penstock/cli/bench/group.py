@@ -106,6 +106,9 @@ def bench_serve(
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_API_KEY", help="API key to send.")
     ] = None,
+    wire: Annotated[
+        str, typer.Option(metavar="NAME", help="openai for completions, kserve for one-shot models: tensors of a row.")
+    ] = "openai",
     num_prompts: Annotated[int, typer.Option(metavar="N", min=1, max=1_000_000, help="Number of requests.")] = 100,
     input_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Prompt tokens of a request.")] = "128",
     output_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Output tokens of a request.")] = "32",
@@ -140,6 +143,5 @@ def bench_serve(
     from penstock.cli.bench.commands import Load, online
 
     lengths = (input_len, output_len, shared_prefix, vocab_size)
-    online(
-        url, model, api_key, Load(num_prompts, *lengths, request_rate, burstiness, concurrency, slo, seed), json_file
-    )
+    load = Load(num_prompts, *lengths, request_rate, burstiness, concurrency, slo, seed)
+    online(url, model, api_key, load, json_file, wire)

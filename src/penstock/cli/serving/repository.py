@@ -13,6 +13,7 @@ from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
 from penstock.engine.link.ipc import spawn
 from penstock.frontend import ModelRegistry, RequestLimits, Serving
+from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.local import LocalRequests
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
@@ -139,7 +140,8 @@ class ServedRepository:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         models = () if served is None else (served,)
-        self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository)
+        memory = None if server.client_shared_memory is None else ClientMemory(server.client_shared_memory)
+        self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository, memory=memory)
         self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
         metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
         self._names = server.load_model

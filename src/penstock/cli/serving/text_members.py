@@ -5,6 +5,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -22,8 +23,9 @@ SAMPLING = TensorSpec("sampling_parameters", "BYTES", (-1, 1), optional=True)  #
 TEXT_OUT = TensorSpec("text_output", "BYTES", (-1, 1))
 VECTOR_OUT = TensorSpec("embedding", "FP32", (-1, -1))
 TEXT = TensorSpec("text", "BYTES", (-1, 1))
-IDS = TensorSpec("input_ids", "INT64", (-1, -1), optional=True)  # zeros fill rows up to the longest
-MASK = TensorSpec("attention_mask", "INT64", (-1, -1), optional=True)  # 1 for tokens, 0 for what fills a row
+IDS = TensorSpec("input_ids", "INT64", (-1, -1))  # zeros fill rows up to the longest
+MASK = TensorSpec("attention_mask", "INT64", (-1, -1))  # 1 for tokens, 0 for what fills a row
+_IDS_IF_ANY, _MASK_IF_ANY = (msgspec.structs.replace(each, optional=True) for each in (IDS, MASK))  # as inputs
 MAX_TOKENIZED = 1 << 20  # bytes of texts or ids that a step converts
 
 
@@ -36,7 +38,8 @@ class TextMember:
         self._pools = serving.model.pooling is not None
         self._requests, self._name = requests, serving.model.name
         self.streams = not self._pools
-        self.inputs = (TEXTS, IDS, MASK) if self._pools else (TEXTS, IDS, MASK, SAMPLING)
+        inputs = (TEXTS, _IDS_IF_ANY, _MASK_IF_ANY)
+        self.inputs = inputs if self._pools else (*inputs, SAMPLING)
         self.outputs = (VECTOR_OUT,) if self._pools else (TEXT_OUT,)
 
     async def infer(self, request: InferRequest) -> InferResult:
@@ -94,9 +97,8 @@ class TokenizerMember:
     def __init__(self, tokenizer: Tokenizer, kind: str) -> None:
         """`kind` is that of a step: tokenize or detokenize."""
         self._tokenizer, self._encodes = tokenizer, kind == "tokenize"
-        texts, ids = (TEXT,), (IDS, MASK)
-        self.inputs: tuple[TensorSpec, ...] = texts if self._encodes else ids
-        self.outputs: tuple[TensorSpec, ...] = ids if self._encodes else texts
+        self.inputs: tuple[TensorSpec, ...] = (TEXT,) if self._encodes else (_IDS_IF_ANY, _MASK_IF_ANY)
+        self.outputs: tuple[TensorSpec, ...] = (IDS, MASK) if self._encodes else (TEXT,)
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Returns a row for each text, or a text for each row. Raises RequestRejected."""

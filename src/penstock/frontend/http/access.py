@@ -43,7 +43,8 @@ from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
-ADMIN_PREFIX = b"/v2/repository/models/"  # loads and unloads models, if there is a repository
+# Of a server with a repository: they load and unload models, and register memory.
+ADMIN_PREFIXES = (b"/v2/repository/models/", b"/v2/systemsharedmemory/")
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
@@ -210,7 +211,7 @@ class Access:
                 return
             is_socket = scope["type"] == "websocket"
             is_admin = raw_path in ADMIN_PATHS or (
-                self.models.tensors is not None and raw_path.startswith(ADMIN_PREFIX)
+                self.models.tensors is not None and raw_path.startswith(ADMIN_PREFIXES)
             )
             # Browsers let every page open a WebSocket. Pages of other origins are no operators.
             if (origin is None and (is_socket or not self.keys.required)) or is_admin:

@@ -26,6 +26,14 @@ from penstock.frontend.kserve.rollouts import (
     give_feedback,
     list_rollouts,
 )
+from penstock.frontend.kserve.shared_memory import (
+    RegionFields,
+    register_cuda_memory,
+    register_memory,
+    show_cuda_memory,
+    show_memory,
+    unregister_memory,
+)
 
 _EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
 _TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
@@ -52,6 +60,16 @@ OPERATIONS: Mapping[str, Operation] = {
         request=FeedbackFields,
         example={"model": "ranker", "request_id": "a1", "label": 1},
     ),
+    "show_memory": Operation(summary="Show the shared memory of clients", shape=answers.REGIONS),
+    "register_memory": Operation(
+        summary="Register shared memory of a client",
+        request=RegionFields,
+        example={"key": "/input", "byte_size": 4096},
+        answer=None,
+    ),
+    "unregister_memory": Operation(summary="Forget shared memory of a client", answer=None),
+    "show_cuda_memory": Operation(summary="An empty list: memory of a GPU is not shared", shape=answers.REGIONS),
+    "register_cuda_memory": Operation(summary="Refused: memory of a GPU is not shared", answer=None),
     "read_generate": Operation(
         summary="Continue a text", shape=answers.GENERATED, request=GenerateFields, example=_EXAMPLE
     ),

@@ -5,11 +5,11 @@ from typing import Any
 _HEAD = {"model_name": str, "model_version": str, "id?": str}
 _TENSOR = {"name": str, "datatype": str, "shape": [int]}
 GENERATED = {**_HEAD, "text_output": str}
-INFERRED = {**_HEAD, "outputs": [{**_TENSOR, "data?": [(str, float, bool)]}]}
+_ANY = {str: Any}
+INFERRED = {**_HEAD, "outputs": [{**_TENSOR, "data?": [(str, float, bool)], "parameters?": _ANY}]}
 SERVER = {"name": str, "version": str, "extensions": [str]}
 MODEL = {"name": str, "versions": [str], "platform": str, "inputs": [_TENSOR], "outputs": [_TENSOR]}
 _CONFIGURED = {"name": str, "data_type": str, "dims": [int]}
-_ANY = {str: Any}
 CONFIG = {
     **dict.fromkeys(("name", "platform", "backend"), str),
     "max_batch_size": int,
@@ -37,6 +37,7 @@ _COUNTS = {
 }
 STATS = {"model_stats": [{"name": str, "version": str, **_COUNTS}]}
 REPOSITORY = [{"name": str, "version?": str, "state?": str, "reason?": str}]
+REGIONS = [{"name": str, "key": str, "offset": int, "byte_size": int}]
 _JUDGE = {"name": str, "requests": int, **dict.fromkeys(("mean", "low", "high", "tolerance"), float)}
 _ROLLOUT = {**dict.fromkeys(("name", "incumbent", "candidate", "status", "reason"), str), "share": int, "plan": [int]}
 ROLLOUTS = {"rollouts": [{**_ROLLOUT, "seconds": float, "judges": [_JUDGE]}]}

@@ -11,4 +11,5 @@ def encode_error(error: APIError) -> Answer:
 
 
 def error_body(error: APIError) -> bytes:
-    return orjson.dumps({"error": error.message})
+    unknown = "Request for unknown model: " if error.code == "model_not_found" else ""  # clients look for these words
+    return orjson.dumps({"error": unknown + error.message})

@@ -64,6 +64,14 @@ def find_one_shot(models: TensorModels | None, name: str, version: str, key: str
         raise APIError(404, str(error), code="model_not_ready") from None
 
 
+def repository_of(context: RequestContext) -> TensorModels | None:
+    """Returns the repository, for the operator; None if there is none. Raises APIError 403 for a path that was
+    admitted as another one."""
+    if context.models.tensors is not None and not context.admin:
+        raise APIError(403, "write the path without % signs", code="admin_key_required")
+    return context.models.tensors
+
+
 async def read_text(
     text: str,
     parameters: Parameters,

@@ -11,7 +11,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.generate import VERSION, for_path, one_shot_model
+from penstock.frontend.kserve.generate import VERSION, for_path, one_shot_model, repository_of
 from penstock.frontend.kserve.infer import FLAGS, TEXTS
 from penstock.messages.tensors import LoadFailed, TensorModels
 from penstock.version import __version__
@@ -42,6 +42,8 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
     extensions = ["generate", "model_configuration", "model_repository", "statistics"]
     if context.models.tensors is not None:
         extensions += ["binary_tensor_data", "classification", "model_repository(unload_dependents)"]
+    if context.models.memory is not None:
+        extensions.append("system_shared_memory")
     return orjson.dumps({"name": "penstock", "version": __version__, "extensions": extensions})
 
 
@@ -162,14 +164,6 @@ async def unload(body: bytes, context: RequestContext) -> Answer:
     except LoadFailed as error:
         raise APIError(400, str(error), code="unload_failed") from None
     return Answer(b"")
-
-
-def repository_of(context: RequestContext) -> TensorModels | None:
-    """Returns the repository, for the operator; None if there is none. Raises APIError 403 for a path that was
-    admitted as another one."""
-    if context.models.tensors is not None and not context.admin:
-        raise APIError(403, "write the path without % signs", code="admin_key_required")
-    return context.models.tensors
 
 
 def _versions(tensors: TensorModels, name: str) -> list[str]:

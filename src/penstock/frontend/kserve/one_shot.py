@@ -17,6 +17,7 @@ from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
 from penstock.frontend.http.streamed import HEARTBEAT_SECONDS
 from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.errors import error_body
+from penstock.frontend.kserve.shared_memory import check_size, shared_part
 from penstock.frontend.kserve.tensor_data import as_bytes, classify, pack, raw_shape, repository_error, unpack
 from penstock.messages.arrays import pack_strings
 from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel
@@ -24,10 +25,6 @@ from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorM
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the binary data
 _BINARY = b"application/octet-stream"
 _MAX_TENSORS = 1024  # inputs or outputs of a request
-_REFUSED = {
-    "sequence_id": "requests of a sequence have no state here",
-    "shared_memory_region": "shared memory of clients is not supported; send the tensor's data",
-}
 _MICROSECONDS = 1e6
 _OF_STREAMS = MappingProxyType(
     {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -71,7 +68,7 @@ async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Ans
     else:
         split = len(body) if length is None else _length(length, len(body))
         fields = decode(_decoder, body[:split])
-        request = _request(fields, memoryview(body)[split:], binary=length is not None)
+        request = _request(fields, memoryview(body)[split:], context, binary=length is not None)
     try:
         result = await model.infer(request)
     except Exception as error:
@@ -85,7 +82,10 @@ async def infer_stream(body: bytes, context: RequestContext, model: TensorModel)
     Raises APIError that names the tensor.
     """
     fields = decode(_decoder, body)
-    results = model.stream(_request(fields, memoryview(b""), binary=False))
+    results = model.stream(_request(fields, memoryview(b""), context, binary=False))
+    for output in fields.outputs or ():
+        if shared_part(context.models.memory, output.parameters) is not None:
+            raise invalid(f"output {output.name[:100]!r} of a stream cannot go to shared memory", "outputs")
     try:
         first = await anext(results)
     except Exception as error:
@@ -125,16 +125,14 @@ def has_rows(model: TensorModel) -> bool:
     return bool(model.config().get("max_batch_size"))
 
 
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Raises APIError 400 for a parameter whose effect is not there."""
-    for name, why in _REFUSED.items():
-        if parameters.get(name):
-            raise invalid(f"parameter {name} is not supported: {why}", f"parameters.{name}", "unsupported_parameter")
-
-
 def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
     """Returns the priority, and the timeout in seconds. Raises APIError 400."""
-    check_parameters(parameters)
+    if parameters.get("sequence_id"):
+        raise invalid(
+            "parameter sequence_id is not supported: requests of a sequence have no state here",
+            "parameters.sequence_id",
+            "unsupported_parameter",
+        )
     found = []
     for name in ("priority", "timeout"):
         value = parameters.get(name) or 0
@@ -144,22 +142,25 @@ def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
     return found[0], found[1] / _MICROSECONDS or None
 
 
-def _request(fields: InferBody, rest: memoryview, *, binary: bool) -> InferRequest:
-    outputs = fields.outputs or []
+def _request(fields: InferBody, rest: memoryview, context: RequestContext, *, binary: bool) -> InferRequest:
+    outputs, memory = fields.outputs or [], context.models.memory
     for name, many in (("inputs", len(fields.inputs)), ("outputs", len(outputs))):
         if many > _MAX_TENSORS:
             raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
     for output in outputs:
-        check_parameters(output.parameters)
+        shared_part(memory, output.parameters)  # raises before the model runs
     priority, timeout = queue_parameters(fields.parameters)
+    parts = [shared_part(memory, field.parameters) for field in fields.inputs]
+    check_size(parts, context.limits.max_body_bytes)
     tensors, at = [], 0
-    for field in fields.inputs:
-        check_parameters(field.parameters)
+    for field, part in zip(fields.inputs, parts, strict=True):
         size = field.parameters.get("binary_data_size")
-        if size is None:
+        if part is not None:
+            data: Any = part.read()
+        elif size is None:
             if field.data is None:
                 raise invalid(f"input {field.name[:100]!r} has no data; send data, or binary_data_size", "inputs")
-            data: Any = pack(field.name, field.datatype, field.shape, field.data)
+            data = pack(field.name, field.datatype, field.shape, field.data)
         else:
             if not binary or not isinstance(size, int) or not 0 <= size <= len(rest) - at:
                 raise invalid(
@@ -200,7 +201,9 @@ def _answer(fields: InferBody, result: InferResult, model: TensorModel, context:
         if classes := parameters.get("classification"):
             tensor = classified(tensor, classes, model)
         shown = _described(tensor)
-        if parameters.get("binary_data", all_binary):
+        if (part := shared_part(context.models.memory, parameters)) is not None:
+            shown["parameters"] = part.write(tensor.name, tensor.data)
+        elif parameters.get("binary_data", all_binary):
             shown["parameters"] = {"binary_data_size": len(tensor.data)}
             parts.append(as_bytes(tensor.data))
         else:

@@ -9,7 +9,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.models import repository_of
+from penstock.frontend.kserve.generate import repository_of
 from penstock.messages.tensors import LoadFailed, Rollouts, TensorModels
 
 _MAX_TEXT = msgspec.Meta(min_length=1, max_length=256)

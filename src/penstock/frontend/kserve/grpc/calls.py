@@ -17,6 +17,7 @@ from penstock.frontend.http.access import Access
 from penstock.frontend.http.asgi import Headers, Message, Send
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.inner import InnerRequest
+from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import HEADER, MOST
 from penstock.messages.tensors import TensorModels
@@ -68,6 +69,11 @@ class Calls:
     def tensors(self) -> TensorModels | None:
         """The one-shot models of a repository; None: there is no repository."""
         return self._app.models.tensors
+
+    @property
+    def memory(self) -> ClientMemory | None:
+        """What clients share with the server; None: nothing."""
+        return self._app.models.memory
 
     def in_flight(self) -> AbstractContextManager[None]:
         """Counts a request that does not run through the app. Raises APIError 429 or 503."""

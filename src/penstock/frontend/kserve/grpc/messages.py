@@ -68,6 +68,10 @@ _MESSAGES = {
     "LoadedModel": "string repository_name = 1; string model_name = 2; RepositoryPair* parameters = 3",
     "RepositoryPair": "string key = 1; RepositoryValue value = 2",
     "RepositoryValue": "bool? bool_param = 1; int64? int64_param = 2; string? string_param = 3; bytes? bytes_param = 4",
+    "Region": "string name = 1; string key = 2; uint64 offset = 3; uint64 byte_size = 4",
+    "Regions": "NamedRegion* regions = 1",
+    "NamedRegion": "string key = 1; Region value = 2",
+    "CudaRegion": "string name = 1; bytes raw_handle = 2; int64 device_id = 3; uint64 byte_size = 4",
     "Statistics": "StatisticsEntry* model_stats = 1",
     "StatisticsEntry": (
         "string name = 1; string version = 2; uint64 last_inference = 3; uint64 inference_count = 4; "

@@ -11,8 +11,9 @@ from penstock.frontend.kserve.generate import find_one_shot
 from penstock.frontend.kserve.grpc.calls import Calls
 from penstock.frontend.kserve.grpc.messages import MESSAGES
 from penstock.frontend.kserve.grpc.tensors import EMPTY_FINAL
-from penstock.frontend.kserve.one_shot import check_parameters, classified, queue_parameters
-from penstock.frontend.kserve.tensor_data import pack, repository_error
+from penstock.frontend.kserve.one_shot import classified, queue_parameters
+from penstock.frontend.kserve.shared_memory import ClientMemory, SharedPart, check_size, shared_part
+from penstock.frontend.kserve.tensor_data import as_bytes, pack, repository_error
 from penstock.messages.arrays import pack_strings
 from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel
 
@@ -47,18 +48,21 @@ class TensorCalls:
     async def answer(self, model: TensorModel, request: Any) -> bytes:
         """Runs a ModelInferRequest, and returns a ModelInferResponse. Raises APIError."""
         with self._counted(model):
-            return self._encode(model, request, await model.infer(read_request(request)))
+            return self._encode(model, request, await model.infer(self._read(request)))
 
     async def stream(self, model: TensorModel, request: Any) -> AsyncGenerator[Any, None]:
         """Runs a ModelInferRequest, and yields messages, each with a part of the outputs. Raises APIError."""
         with self._counted(model):
             empty_final = _values(request.parameters).get(EMPTY_FINAL) is True
-            async with aclosing(model.stream(read_request(request))) as results:
+            async with aclosing(model.stream(self._read(request))) as results:
                 async for result in results:
                     if result.outputs or empty_final or not model.streams:
                         answer = MESSAGES["InferAnswer"].FromString(self._encode(model, request, result))
                         answer.parameters.add(key=FINAL).value.bool_param = result.final
                         yield answer
+
+    def _read(self, message: Any) -> InferRequest:
+        return read_request(message, self._calls.memory, self._calls.limits.max_body_bytes)
 
     @contextmanager
     def _counted(self, model: TensorModel) -> Iterator[None]:
@@ -81,13 +85,17 @@ class TensorCalls:
     def _encode(self, model: TensorModel, request: Any, result: InferResult) -> bytes:
         """Joins the parts of a message. Its data is copied once; all else is the same for equal shapes."""
         outputs = result.outputs
-        for asked in request.outputs:
-            for pair in asked.parameters:
-                if pair.key == "classification":
-                    outputs = [
-                        classified(each, pair.value.int64_param, model) if each.name == asked.name else each
-                        for each in outputs
-                    ]
+        if any(asked.parameters for asked in request.outputs):
+            asked = {each.name: _values(each.parameters) for each in request.outputs}
+            outputs = [
+                classified(each, classes, model)
+                if (classes := asked.get(each.name, {}).get("classification")) is not None
+                else each
+                for each in outputs
+            ]
+            places = {each.name: shared_part(self._calls.memory, asked.get(each.name, {})) for each in outputs}
+            if any(place is not None for place in places.values()):
+                return _shared(model, request.id, outputs, places)
         key = (model.name, model.version, tuple((each.name, each.datatype, each.shape) for each in outputs))
         head = self._heads.get(key)
         if head is None:
@@ -103,8 +111,9 @@ class TensorCalls:
         return b"".join(parts)
 
 
-def read_request(message: Any) -> InferRequest:
-    """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor."""
+def read_request(message: Any, memory: ClientMemory | None, most: int) -> InferRequest:
+    """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor. `memory` and `most`: what
+    clients share with the server, and how many bytes the inputs of a request may have there."""
     inputs, raw = message.inputs, message.raw_input_contents
     for name, many in (
         ("inputs", len(inputs)),
@@ -113,18 +122,19 @@ def read_request(message: Any) -> InferRequest:
     ):
         if many > _MAX_TENSORS:
             raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
-    if raw and len(raw) != len(inputs):
+    parts = [shared_part(memory, _values(each.parameters)) if each.parameters else None for each in inputs]
+    check_size(parts, most)
+    if raw and len(raw) != parts.count(None):
         raise invalid(
-            f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs; send one for each", "inputs"
+            f"raw_input_contents has {len(raw)} entries for {parts.count(None)} inputs; send one for each", "inputs"
         )
-    tensors = []
-    for i, each in enumerate(inputs):
-        if each.parameters:
-            check_parameters(_values(each.parameters))
-        data = raw[i] if raw else _contents(each)
+    tensors, raws = [], iter(raw)
+    for each, part in zip(inputs, parts, strict=True):
+        data = part.read() if part is not None else next(raws) if raw else _contents(each)
         tensors.append(Tensor(each.name, each.datatype, tuple(each.shape), data))
     for output in message.outputs:
-        check_parameters(_values(output.parameters))
+        if output.parameters:
+            shared_part(memory, _values(output.parameters))  # raises before the model runs
     priority, timeout = queue_parameters(_values(message.parameters)) if message.parameters else (0, None)
     names = tuple(output.name for output in message.outputs)
     return InferRequest(inputs=tensors, outputs=names, priority=priority, timeout=timeout, id=message.id)
@@ -151,6 +161,23 @@ def _head(model: TensorModel, outputs: Sequence[Tensor]) -> bytes:
     answer = MESSAGES["InferAnswer"](model_name=model.name, model_version=model.version)
     for each in outputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    encoded: bytes = answer.SerializeToString()
+    return encoded
+
+
+def _shared(
+    model: TensorModel, answer_id: str, outputs: Sequence[Tensor], parts: Mapping[str, SharedPart | None]
+) -> bytes:
+    """The answer whose outputs are, where they have a part, in shared memory."""
+    answer = MESSAGES["InferAnswer"](model_name=model.name, model_version=model.version, id=answer_id)
+    for each in outputs:
+        output = answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+        part = parts[each.name]
+        answer.raw_output_contents.append(as_bytes(each.data) if part is None else b"")
+        where = {} if part is None else part.write(each.name, each.data)
+        for name, value in where.items():
+            kind = "int64_param" if isinstance(value, int) else "string_param"
+            setattr(output.parameters.add(key=name).value, kind, value)
     encoded: bytes = answer.SerializeToString()
     return encoded
 

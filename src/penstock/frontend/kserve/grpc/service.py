@@ -56,6 +56,13 @@ _SIMPLE = {
     "RepositoryIndex": _Simple("Repository", "Index", "/v2/repository/index", posts=True),
     "RepositoryModelLoad": _Simple("LoadedModel", "Empty", "/v2/repository/models/{}/load", posts=True),
     "RepositoryModelUnload": _Simple("LoadedModel", "Empty", "/v2/repository/models/{}/unload", posts=True),
+    **{
+        f"{kind}SharedMemory{verb}": _Simple(
+            request, answer, f"/v2/{kind.lower()}sharedmemory{{}}/{verb.lower()}", posts=verb != "Status"
+        )
+        for kind, request in (("System", "Region"), ("Cuda", "CudaRegion"))
+        for verb, answer in (("Status", "Regions"), ("Register", "Empty"), ("Unregister", "Empty"))
+    },
 }
 _WRAPPED = {"ModelConfig": "config", "RepositoryIndex": "models"}  # the field that holds the route's JSON
 
@@ -297,6 +304,11 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
             body = orjson.dumps({"parameters": dict(map(_parameter, request.parameters))})
         elif method.request == "Repository":
             body = orjson.dumps({"ready": request.ready})
+        elif method.request in ("Region", "CudaRegion"):
+            path = path.format(f"/region/{_bounded(request.name)}" if request.name else "")
+            if name == "SystemSharedMemoryRegister":
+                region = {"key": request.key, "offset": request.offset, "byte_size": request.byte_size}
+                body = orjson.dumps(region)
         elif name == "ModelStatistics" and not request.name:
             path = "/v2/models/stats"
         elif "{}" in path:
@@ -306,8 +318,10 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
             return MESSAGES[method.answer](**{method.flag: answer.status == 200})
         if answer.status >= 400:
             await fail(context, answer)
-        fields = orjson.loads(answer.body) if answer.body else {}
-        if name in _WRAPPED:
+        fields = orjson.loads(answer.body) if answer.body and method.answer != "Empty" else {}
+        if method.answer == "Regions":
+            fields = {"regions": [{"key": each["name"], "value": each} for each in fields]}
+        elif name in _WRAPPED:
             fields = {_WRAPPED[name]: _with_pairs(fields)}
         return json_format.ParseDict(fields, MESSAGES[method.answer](), ignore_unknown_fields=name == "ModelConfig")
 
