@@ -191,6 +191,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.sim.abort(data.draw(st.sampled_from(self.live()))[0])
 
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.004]))
+    def limit_steps(self, seconds: float) -> None:
+        self.sim.scheduler.limit_steps(seconds)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.sim.scheduler.reset_prefix_cache()

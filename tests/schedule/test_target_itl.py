@@ -91,6 +91,27 @@ def test_a_prompt_alone_is_not_cut() -> None:
     assert [work.count for work in sim.plans[0].work] == [512]
 
 
+def test_while_engines_compete_a_prompt_alone_is_cut_too() -> None:
+    log: list[Event] = []
+    sim = simulation(max_num_batched_tokens=512, max_model_len=1024, blocks=1000, log=log)
+    sim.step_seconds = Machine(0.0).seconds
+    sim.scheduler.limit_steps(TARGET)
+    lasted = []
+    for number in range(2):  # the first one teaches
+        sim.add(request(f"long{number}", PROMPT, 2))
+        lasted.clear()
+        while not sim.outputs[f"long{number}", 0].token_ids:
+            before = sim.now
+            sim.step()
+            lasted.append(sim.now - before)
+    assert 0.8 * TARGET < max(lasted) <= 1.5 * TARGET and len(lasted) > 2
+    sim.scheduler.limit_steps(0.0)
+    sim.add(request("whole", PROMPT, 2))
+    sim.run()
+    assert max(work.count for plan in sim.plans[-3:] for work in plan.work) > 400
+    assert replay(log) == sim.plans
+
+
 def test_a_replay_cuts_the_same() -> None:
     log: list[Event] = []
     sim, _ = joined(TARGET, noise=0.1, log=log)

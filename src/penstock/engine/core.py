@@ -1,6 +1,7 @@
 """The engine's loop: receive commands, plan a step, apply its result, send one message."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from penstock.messages import (
     RequestRejected,
     ResetCache,
     Sleep,
+    StepLease,
     TokenDelta,
     Wake,
     WatchBlocks,
@@ -30,6 +32,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler
 
 ADMISSION_SECONDS = 0.002  # the longest time in a step for adding new requests
+CONTESTED_SECONDS = 0.05  # the longest step that is planned while other engines wait for the processors
 COMPILER_SECONDS = 0.001  # between checks of a grammar that is being compiled, while there is no other work
 HEALTH_SECONDS = 1.0  # between checks of the executor's health while there is no work
 STATS_SECONDS = 0.05  # between statistics while the number of running sequences does not change
@@ -63,14 +66,17 @@ class EngineCore:
         *,
         incarnation: int,
         clock: Clock,
+        lease: StepLease | None = None,
     ) -> None:
-        """The executor has been started, and `capacity` is what it returned."""
+        """The executor has been started, and `capacity` is what it returned. Without `lease`, the processors are not
+        shared with other engines."""
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
         self._depth = capacity.depth
         self._incarnation = incarnation
         self._clock = clock
+        self._lease, self._contested = lease, False
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results have not been taken
         self._backlog: dict[str, _Received] = {}  # by request id
@@ -92,8 +98,21 @@ class EngineCore:
             else:
                 commands = channel.receive(wait=HEALTH_SECONDS)
                 self._executor.health()
+            if self._lease is not None:
+                self._take_turn(self._lease)
             wake = self.step(commands)
+            if self._lease is not None and (wake is None or wake > self._clock()):
+                self._lease.give()
         return self.stop_reason
+
+    def _take_turn(self, lease: StepLease) -> None:
+        """Block until the next step may run. While other engines compete, plan short steps."""
+        contested = lease.take(self._scheduler.first_due() if self._contested else math.inf)
+        if contested:
+            self._meter.resume()  # the time of other engines' steps is not a cost of this one's
+        if contested != self._contested:
+            self._contested = contested
+            self._scheduler.limit_steps(CONTESTED_SECONDS if contested else 0.0)
 
     def step(self, commands: Sequence[Command | Refused] = ()) -> float | None:
         """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it can be taken.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.grammars import EngineGrammars
-from penstock.messages import Capacity, Grammar, StepPlan, StepResult
+from penstock.messages import Capacity, Grammar, StepLease, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.loading.quick_torch import import_torch
 
@@ -58,6 +58,16 @@ class InProcessExecutor:
         self.submit = self.result = _not_started
         if runner is not None:
             runner.close()
+
+
+def step_lease(config: EngineConfig) -> StepLease | None:
+    """Return the engine's turns on the processors; None if it shares them with no other engine. Called on the thread of
+    the engine's loop. Raises OSError."""
+    if config.lease is None:
+        return None
+    from penstock.runtime.step_lease import SharedProcessors  # not above: it imports torch
+
+    return SharedProcessors(config.lease)
 
 
 def import_runtime() -> None:

@@ -58,6 +58,7 @@ from penstock.messages.protocols import (
     Queue,
     QueueFull,
     RequestRejected,
+    StepLease,
 )
 from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, TenantShare, Thinking
 from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of

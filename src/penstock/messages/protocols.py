@@ -46,6 +46,19 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+class StepLease(Protocol):
+    """The turns of an engine on processors that several engines share."""
+
+    def take(self, due: float) -> bool:
+        """Block until it is this engine's turn, which then lasts until `give` or the next `take`. Return whether other
+        engines compete for the processors. `due`: when the first token of a request is due, on the engine's clock."""
+        ...
+
+    def give(self) -> None:
+        """End the turn, because the engine has no work."""
+        ...
+
+
 class EngineError(Exception):
     """The engine cannot serve: it has died, is closing, or never started. The message is fit for a user."""
 

@@ -2,6 +2,7 @@
 another prompt in their step would delay."""
 
 import math
+from collections.abc import Iterable
 
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -46,6 +47,11 @@ def late_requests(
         ahead += tokens
         free -= 1
     return late
+
+
+def first_due(sequences: Iterable[Sequence]) -> float:
+    """Return when the first token of a sequence is due at the earliest; inf if none of them waits for one that is."""
+    return min((_first_token_due(each) for each in sequences if each.first_token < 0), default=math.inf)
 
 
 def makes_late(step: StepBuilder, tokens: int, computed: int, model: StepModel, now: float) -> bool:

@@ -65,11 +65,27 @@ class StartedOver(msgspec.Struct, frozen=True, tag="start_over"):
     now: float
 
 
+class StepsLimited(msgspec.Struct, frozen=True, tag="limit_steps"):
+    seconds: float
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | StartedOver | CacheReset
+Event = (
+    Started
+    | Added
+    | Finished
+    | Aborted
+    | Dropped
+    | Planned
+    | Submitted
+    | Applied
+    | StartedOver
+    | CacheReset
+    | StepsLimited
+)
 
 
 class EventLog(Protocol):

@@ -14,6 +14,7 @@ from penstock.schedule.log import (
     Planned,
     Started,
     StartedOver,
+    StepsLimited,
     Submitted,
     plan_digest,
 )
@@ -63,6 +64,8 @@ def replay(events: Iterable[Event]) -> list[StepPlan]:
                 scheduler.start_over(error, now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
+            case StepsLimited(seconds):
+                scheduler.limit_steps(seconds)
     return plans
 
 

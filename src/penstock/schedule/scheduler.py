@@ -1,6 +1,8 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
 from collections import deque
+from itertools import islice
+from math import inf
 
 from penstock.messages import (
     Capacity,
@@ -19,7 +21,7 @@ from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
-from penstock.schedule.late import late_requests
+from penstock.schedule.late import first_due, late_requests
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
@@ -33,6 +35,7 @@ from penstock.schedule.log import (
     Planned,
     Started,
     StartedOver,
+    StepsLimited,
     Submitted,
     plan_digest,
 )
@@ -136,6 +139,12 @@ class Scheduler:
         """Forget what is cached; running sequences keep their blocks."""
         self._record(CacheReset())
         self._cache.forget()
+
+    def limit_steps(self, seconds: float) -> None:
+        """Plan steps with prompts that take no longer than this, also if nothing decodes. 0: as configured."""
+        self._record(StepsLimited(seconds))
+        self._planner.longest_step = seconds
+        self._learns = True
 
     # -- planning ---------------------------------------------------------------------------------------------
 
@@ -349,6 +358,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while a plan is outstanding or a request has not ended."""
         return bool(self._live.requests or self._outstanding)
+
+    def first_due(self) -> float:
+        """Return when the first token of a request is due at the earliest; inf if no request has a deadline."""
+        live = self._live
+        return first_due((*live.running, *islice(live.waiting, self._config.max_num_seqs))) if self._learns else inf
 
     @property
     def num_running(self) -> int:

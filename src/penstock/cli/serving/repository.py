@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import language_models, machine_share
+from penstock.cli.serving.shares import ProcessorTurns, language_models, machine_share
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
@@ -18,7 +18,7 @@ from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
 from penstock.prepare.engine import verified
-from penstock.prepare.model import find_given, prepare_found, read_given
+from penstock.prepare.model import find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
@@ -75,15 +75,17 @@ class EngineModel:
 
 
 class LanguageModelLoader:
-    """Starts an engine for each language model, with a fixed share of the machine."""
+    """Starts an engine for each language model, with a fixed share of the memory, and turns on the processors."""
 
-    def __init__(self, flags: Flags, metrics: Metrics, drain_timeout: float, engines: int) -> None:
+    def __init__(
+        self, flags: Flags, metrics: Metrics, drain_timeout: float, engines: int, turns: ProcessorTurns
+    ) -> None:
         """`flags` are those of the command line, which hold for models that set nothing else. Each engine gets one of
-        `engines` equal parts of the processors and of the memory."""
+        `engines` equal parts of the memory."""
         self.registry: ModelRegistry | None = None
         self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
         self._metrics, self._drain_timeout = metrics, drain_timeout
-        self._engines = max(engines, 1)
+        self._engines, self._turns = max(engines, 1), turns
         self._memory: int | None = None  # that was available at the first load
 
     async def load(self, target: Target) -> EngineModel:
@@ -92,7 +94,13 @@ class LanguageModelLoader:
         assert self.registry is not None
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        client = await verified(spawn(prepared.resolved.engine, resumes=True), check)
+        prepared = self._turns.enter(prepared, target.settings.weight)
+        client = None
+        try:
+            starting = spawn(prepared.resolved.engine, resumes=True, processors=self._turns.processors)
+            client = await verified(starting, check)
+        finally:
+            self._turns.started(prepared, client)
         try:
             costs = cost_model(prepared, prepared.hardware)
             model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
@@ -122,18 +130,20 @@ class LanguageModelLoader:
         hardware = detect_device(given.settings.device)
         if self._memory is None:
             self._memory = hardware.memory_available
-        return prepare_found(find_given(given), machine_share(hardware, self._engines, self._memory))
+        return self._turns.prepare(find_given(given), machine_share(hardware, self._engines, self._memory))
 
 
 class ServedRepository:
     """What `penstock serve --repository` adds to a server."""
 
-    def __init__(self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None) -> None:
-        """`served` is the model on the command line, if there is one. Raises ConfigError."""
+    def __init__(
+        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, turns: ProcessorTurns
+    ) -> None:
+        """`served` is the model on the command line, if there is one, which also takes `turns`. Raises ConfigError."""
         path = Path(server.repository)
         try:
             engines = language_models(path) + (served is not None)
-            self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines)
+            self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines, turns)
             taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
