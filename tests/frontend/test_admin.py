@@ -88,7 +88,8 @@ async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
     site.engine.gate = asyncio.Event()
     asking = asyncio.create_task(site.post("/v1/completions", **ASK))
     await until(lambda: site.engine.running == 1)
-    watching = asyncio.create_task(site.serving.sleep_when_unused(0.1))
+    site.serving.keep_alive = 0.1
+    watching = asyncio.create_task(site.serving.sleep_when_unused())
     await asyncio.sleep(0.4)
     assert site.engine.status != "asleep"  # a request may take longer
     site.engine.gate.set()

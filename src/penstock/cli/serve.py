@@ -121,10 +121,10 @@ def _prepared(given: "Given", turns: "ProcessorTurns | None") -> "PreparedModel"
         from penstock.cli.serving.shares import language_models, machine_share
 
         try:
-            engines = 1 + language_models(Path(settings.repository))
+            models = len(language_models(Path(settings.repository)))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        share = machine_share(detect_device(settings.device), engines)
+        share = machine_share(detect_device(settings.device), 1 + min(models, settings.max_loaded or models))
         return turns.enter(turns.prepare(find_given(given), share))
     return prepare_found(find_given(given), hardware)
 
@@ -373,4 +373,5 @@ def _freed(sock: socket.socket | None) -> tuple[str, int] | None:
 
 async def _sleep_when_unused(serving: "Serving", seconds: float | None) -> None:
     if seconds is not None:
-        await serving.sleep_when_unused(seconds)
+        serving.keep_alive = seconds
+        await serving.sleep_when_unused()

@@ -204,6 +204,10 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
             f"--load-model ({sources['load_model']}) is {values['load_model'][0]!r}, but there is no --repository; "
             "add it"
         )
+    if values["max_loaded"] is not None and not values["repository"]:
+        raise ConfigError(
+            f"--max-loaded ({sources['max_loaded']}) is {values['max_loaded']}, but there is no --repository; add it"
+        )
     if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "

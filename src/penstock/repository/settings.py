@@ -133,12 +133,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hang_timeout: float = HANG_SECONDS  # for one run
     steps: tuple[PipelineStep, ...] = ()  # of a pipeline
     model: str = ""  # of an LLM: what `penstock serve` would be given; "": the version's folder
+    keep_alive: float | None = None  # of an LLM: seconds without a request after which it sleeps; None: --sleep-after
     weight: float = 1.0  # of an LLM: its share of the processors, in proportion to that of others that compete
     settings: dict[str, Any] = {}  # of an LLM: those of `penstock serve`, by name
     triton: dict[str, Any] = {}  # what config.pbtxt says besides, for clients that read it
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that cannot be."""
+        _check("keep-alive", self.keep_alive or 0, 0, MAX_WAIT * 24)
         _check("weight", self.weight, *WEIGHTS)
         _check("instances", self.instances, 1, MAX_INSTANCES)
         _check("threads", self.threads, 1, MAX_THREADS)

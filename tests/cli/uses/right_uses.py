@@ -128,12 +128,16 @@ OF_TENANTS: Sequence[str] = (
     "logs --ledger {ledger} --errors",
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
-REPOSITORY_SERVER = "serve --repository repository --load-model ours --load-model ranks --state-dir none"
+REPOSITORY_SERVER = (
+    "serve --repository repository --load-model ours --load-model ranks --max-loaded 2 --min-stay 5 --state-dir none"
+)
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
     "repository status --url {url}",
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
+    "ps {url}",
+    "stop ours --url {url} --key secret",
     "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
     "rollout pause ranks --url {url} --key secret",
     "rollout status --url {url}",

@@ -1,8 +1,10 @@
 """Divides the machine among the engines of a server that has several language models."""
 
+import contextlib
 import os
 from dataclasses import replace as with_changes
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,16 +17,15 @@ from penstock.prepare.model import FoundModel, PreparedModel, prepare_found
 from penstock.repository.entry import Folder
 
 
-def language_models(path: Path) -> int:
-    """Returns the number of language models in a repository. Raises ValueError if there is no such folder."""
+def language_models(path: Path) -> frozenset[str]:
+    """Returns the names of the language models in a repository. Raises ValueError if there is no such folder."""
     folder = Folder(path)
-    count = 0
+    found = set()
     for name in folder.names():
-        try:
-            count += folder.kind(name) == "llm"
-        except LoadFailed:
-            pass  # loading it gives the error
-    return count
+        with contextlib.suppress(LoadFailed):  # loading it gives the error
+            if folder.kind(name) == "llm":
+                found.add(name)
+    return frozenset(found)
 
 
 class ProcessorTurns:
@@ -44,7 +45,9 @@ class ProcessorTurns:
         prepared = prepare_found(found, share)
         if not _takes_turns(prepared):
             return prepared
-        return prepare_found(found, msgspec.structs.replace(share, cores=self._cores))
+        prepared = prepare_found(found, msgspec.structs.replace(share, cores=self._cores))
+        # Else the engine would take its KV cache from all memory that is available when it starts.
+        return _with_engine(prepared, kv_cache_bytes=prepared.resolved.memory.kv_bytes)
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
         """Gives the engine of a model its place. `started` must follow. Raises LoadFailed if there is no place."""
@@ -55,9 +58,7 @@ class ProcessorTurns:
             raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
-        resolved = prepared.resolved
-        engine = msgspec.structs.replace(resolved.engine, lease=lease)
-        return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
+        return _with_engine(prepared, lease=lease)
 
     def started(self, prepared: PreparedModel, client: EngineClient | None) -> None:
         """Notes the engine that has the place of a model; None: it did not start. The place is free when the engine has
@@ -76,6 +77,12 @@ class ProcessorTurns:
 def _takes_turns(prepared: PreparedModel) -> bool:
     one_rank = prepared.resolved.engine.split.world == 1
     return prepared.hardware.device == "cpu" and one_rank and bool(instruction_sets())
+
+
+def _with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+    resolved = prepared.resolved
+    engine = msgspec.structs.replace(resolved.engine, **changes)
+    return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
 
 
 def machine_share(hardware: Hardware, engines: int, memory: int | None = None) -> Hardware:
