@@ -170,9 +170,7 @@ def main() -> None:
             "shares": asyncio.run(shares(cores, folder)),
             "throughput": asyncio.run(throughput(options.rounds, cores, folder)),
         }
-    for name, value in found.items():
-        print(name, value)
-    write(options.json, found)
+    write(found, options.json)
 
 
 if __name__ == "__main__":

@@ -124,8 +124,9 @@ def _prepared(given: "Given", turns: "ProcessorTurns | None") -> "PreparedModel"
             models = len(language_models(Path(settings.repository)))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        share = machine_share(detect_device(settings.device), 1 + min(models, settings.max_loaded or models))
-        return turns.enter(turns.prepare(find_given(given), share))
+        engines = 1 + min(models, settings.max_loaded or models)
+        share = machine_share(detect_device(settings.device), engines)
+        return turns.enter(turns.prepare(find_given(given), share, engines))
     return prepare_found(find_given(given), hardware)
 
 
@@ -220,6 +221,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     if start.turns is not None:
         start.turns.started(prepared, client)
         repository = ServedRepository(server, start.flags, metrics, serving, start.turns)
+        repository.budgets.add(cast("StreamingClient", client), prepared.resolved.engine)
     registry = ModelRegistry(serving) if repository is None else repository.registry
     answering = Answering(registry, server, metrics, grpc)
 

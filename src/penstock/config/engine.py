@@ -39,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048  # tokens computed in one step
     block_size: int = DEFAULTS["block_size"]  # tokens per KV block
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
+    kv_reserve_bytes: int | None = None  # address space for a KV cache whose size changes (`Resize`); None: it does not
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = DEFAULTS["kv_cache_dtype"]  # auto: the dtype
     enable_prefix_caching: bool = True
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from

@@ -23,6 +23,7 @@ from penstock.messages import (
     Grammar,
     RequestRejected,
     ResetCache,
+    Resize,
     Sleep,
     StepLease,
     TokenDelta,
@@ -74,6 +75,8 @@ class EngineCore:
         self._executor = executor
         self._post = post
         self._depth = capacity.depth
+        self._resizable = capacity.resizable
+        self._blocks = tuple(group.num_blocks for group in capacity.groups)
         self._incarnation = incarnation
         self._clock = clock
         self._lease, self._contested = lease, False
@@ -295,12 +298,26 @@ class EngineCore:
                 self._scheduler.watch_blocks()
                 self._watched, self._stats_due = True, 0.0  # the first report leaves with the reply
                 return ControlReply(command.serial, Completed())
+            case Resize(share) if self._resizable:
+                return self._resize(command.serial, share)
+            case Resize():
+                error = "the KV cache of an engine on a GPU, with ranks or of an encoder has a fixed size"
             case Sleep():
                 # A client that can start the engine again executes this itself, and never sends it.
                 error = "this engine cannot sleep, as it cannot be started again"
             case _:
                 error = "this engine was not started by penstock engine, and has no fronts"
         return ControlReply(command.serial, error=error, cause="engine")
+
+    def _resize(self, serial: int, share: float) -> ControlReply:
+        """No plan is outstanding: on the CPU a step takes its result. Block 0 counts for no share."""
+        limits = tuple(1 + int((blocks - 1) * share) for blocks in self._blocks)
+        try:
+            self._scheduler.resize(limits)
+        except ValueError as error:
+            return ControlReply(serial, error=str(error))
+        self._executor.trim(limits)
+        return ControlReply(serial, Completed())
 
 
 def _late(seconds: float) -> str:

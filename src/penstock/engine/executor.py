@@ -1,7 +1,7 @@
 """The executor that runs a model in the engine's own process."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
@@ -48,6 +48,11 @@ class InProcessExecutor:
             return False
         self._runner.forget()
         return True
+
+    def trim(self, limits: Sequence[int]) -> None:
+        """See Executor."""
+        if self._runner is not None:
+            self._runner.trim(limits)
 
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""

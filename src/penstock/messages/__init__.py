@@ -11,6 +11,7 @@ from penstock.messages.control import (
     Drain,
     ForgottenBlocks,
     ResetCache,
+    Resize,
     Sleep,
     TextFile,
     Wake,

@@ -1,6 +1,6 @@
 """The interfaces of an engine's client and of an executor, and their errors."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from penstock.messages.control import ControlAnswer, ControlMessage
@@ -37,6 +37,11 @@ class Executor(Protocol):
     def recover(self, error: Exception) -> bool:
         """Forget every sequence and outstanding plan, if `error`, which `submit` or `result` has raised, is a failed
         allocation. Return False if it is not, or if the executor cannot go on."""
+        ...
+
+    def trim(self, limits: Sequence[int]) -> None:
+        """Give the memory of blocks back whose ids are not below the limit of their KV group. No outstanding plan may
+        have one. Called only if `Capacity.resizable`."""
         ...
 
     def health(self) -> None:

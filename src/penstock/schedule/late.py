@@ -2,7 +2,7 @@
 another prompt in their step would delay."""
 
 import math
-from collections.abc import Iterable
+from itertools import chain, islice
 
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -49,8 +49,10 @@ def late_requests(
     return late
 
 
-def first_due(sequences: Iterable[Sequence]) -> float:
-    """Return when the first token of a sequence is due at the earliest; inf if none of them waits for one that is."""
+def first_due(live: LiveRequests, most: int) -> float:
+    """Return when the first token of a live sequence is due at the earliest; inf if none has a deadline. Of those that
+    wait to run, the first `most` count."""
+    sequences = chain(live.running, islice(live.waiting, most))
     return min((_first_token_due(each) for each in sequences if each.first_token < 0), default=math.inf)
 
 

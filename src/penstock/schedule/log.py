@@ -69,6 +69,10 @@ class StepsLimited(msgspec.Struct, frozen=True, tag="limit_steps"):
     seconds: float
 
 
+class Resized(msgspec.Struct, frozen=True, tag="resize"):
+    limits: tuple[int, ...]
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
@@ -84,6 +88,7 @@ Event = (
     | Applied
     | StartedOver
     | CacheReset
+    | Resized
     | StepsLimited
 )
 

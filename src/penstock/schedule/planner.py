@@ -83,6 +83,16 @@ class Planner:
             self._preempt(sequence, None)
         self.gone.clear()
 
+    def resize(self, limits: tuple[int, ...]) -> None:
+        """Let each KV group use only blocks below its limit. What is only cached above is forgotten, and sequences with
+        blocks there start over, the last in the order first. Raises ValueError if a sequence of max_model_len would not
+        fit."""
+        self._cache.check_limits(limits, self._config.max_model_len)
+        self._cache.resize(limits)
+        for sequence in reversed(self._live.running.copy()):
+            if self._cache.exceeds(sequence):
+                self._preempt(sequence, None)
+
     def _hold_back(self, step: StepBuilder) -> int:
         """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time,
         and any prompts one of at most `longest_step`. Return how many."""

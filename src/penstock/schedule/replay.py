@@ -12,6 +12,7 @@ from penstock.schedule.log import (
     Event,
     Finished,
     Planned,
+    Resized,
     Started,
     StartedOver,
     StepsLimited,
@@ -64,6 +65,8 @@ def replay(events: Iterable[Event]) -> list[StepPlan]:
                 scheduler.start_over(error, now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
+            case Resized(limits):
+                scheduler.resize(limits)
             case StepsLimited(seconds):
                 scheduler.limit_steps(seconds)
     return plans

@@ -1,8 +1,7 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
 from collections import deque
-from itertools import islice
-from math import inf
+from functools import partial
 
 from penstock.messages import (
     Capacity,
@@ -33,6 +32,7 @@ from penstock.schedule.log import (
     EventLog,
     Finished,
     Planned,
+    Resized,
     Started,
     StartedOver,
     StepsLimited,
@@ -68,6 +68,7 @@ class Scheduler:
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
         self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
+        self.first_due = partial(first_due, self._live, config.max_num_seqs)  # see there
         self._charge = self._live.waiting.charge
         self._speculation = Speculation(config, self._cache) if config.speculation != "off" else None
         self._model = StepModel()
@@ -140,11 +141,15 @@ class Scheduler:
         self._record(CacheReset())
         self._cache.forget()
 
+    def resize(self, limits: tuple[int, ...]) -> None:
+        """See Planner.resize."""
+        self._planner.resize(limits)
+        self._record(Resized(limits))
+
     def limit_steps(self, seconds: float) -> None:
         """Plan steps with prompts that take no longer than this, also if nothing decodes. 0: as configured."""
         self._record(StepsLimited(seconds))
-        self._planner.longest_step = seconds
-        self._learns = True
+        self._planner.longest_step, self._learns = seconds, True
 
     # -- planning ---------------------------------------------------------------------------------------------
 
@@ -358,11 +363,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while a plan is outstanding or a request has not ended."""
         return bool(self._live.requests or self._outstanding)
-
-    def first_due(self) -> float:
-        """Return when the first token of a request is due at the earliest; inf if no request has a deadline."""
-        live = self._live
-        return first_due((*live.running, *islice(live.waiting, self._config.max_num_seqs))) if self._learns else inf
 
     @property
     def num_running(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
+from penstock.cli.serving.kv_budgets import KVBudgets
 from penstock.cli.serving.shares import ProcessorTurns, language_models, machine_share
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
@@ -99,6 +100,7 @@ class LanguageModelLoader:
         `engines` equal parts of the memory."""
         self.registry: ModelRegistry | None = None
         self.room = EngineRoom(server.max_loaded, server.min_stay)
+        self.budgets = KVBudgets()
         self._keep_alive = server.sleep_after
         self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
@@ -130,6 +132,7 @@ class LanguageModelLoader:
             costs = cost_model(prepared, prepared.hardware)
             model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
             serving = next((each for each in self.registry.all if each.model.name == model.name), None)
+            self.budgets.add(client, prepared.resolved.engine)
             if serving is not None:
                 while serving.versions.before is not None:  # its last requests
                     await asyncio.sleep(0.1)
@@ -155,7 +158,9 @@ class LanguageModelLoader:
         hardware = detect_device(given.settings.device)
         if self._memory is None:
             self._memory = hardware.memory_available
-        return self._turns.prepare(find_given(given), machine_share(hardware, self._engines, self._memory))
+        return self._turns.prepare(
+            find_given(given), machine_share(hardware, self._engines, self._memory), self._engines
+        )
 
 
 class ServedRepository:
@@ -171,6 +176,7 @@ class ServedRepository:
             languages = language_models(path)
             loaded = min(len(languages), server.max_loaded or len(languages))
             self._loader = LanguageModelLoader(flags, metrics, server, loaded + (served is not None), turns)
+            self.budgets = self._loader.budgets
             taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
@@ -182,7 +188,7 @@ class ServedRepository:
             self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
         self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
         metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Loads the models that the server starts with. A model that cannot be loaded is logged."""
@@ -194,7 +200,10 @@ class ServedRepository:
         rows = self.repository.index(ready=False)
         ready = sum(row.get("state") == "READY" for row in rows)
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
-        self._following = asyncio.create_task(self.repository.follow())
+        self._following = [
+            asyncio.create_task(self.repository.follow()),
+            asyncio.create_task(self.budgets.follow()),
+        ]
 
     def _absent(self) -> Collection[str]:
         return self._on_demand - self._loader.room.names
@@ -218,8 +227,8 @@ class ServedRepository:
         return TokenizerMember(found.model.tokenizer, kind)
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        for task in self._following:
+            task.cancel()
         await self.repository.close()
 
 
