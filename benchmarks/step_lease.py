@@ -1,15 +1,16 @@
 """Measures engines that take turns on the same processors (docs/many-models.md).
 
 Two engines of SmolLM2 are saturated at the same time: with the step lease, with half of the threads each, and with all
-threads each but no lease. One engine without a lease does the same work, one engine's batch after the other's. The
-four take turns in each round. Then: the shares of engines with weights, the time from the end of a killed holder until
-another one goes on, and the cost of a turn while one engine runs.
+threads each but no lease. They are compared with one engine that has all threads. The four arrangements take turns.
+Then: the shares of engines with weights, the time from the end of a killed holder until another one goes on, and the
+cost of a turn while one engine runs.
 
     python benchmarks/step_lease.py --json benchmarks/results/amx/step_lease.json
 """
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import random
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +35,8 @@ from penstock.messages import GenerateRequest, SamplingParams
 from penstock.runtime.step_lease import SharedProcessors
 from penstock.weights.packaged import SMOLLM2
 
-STREAMS, PROMPT, TOKENS = 16, 32, 96
+STREAMS, PROMPT = 16, 32
+SECONDS = 2.5  # of a measurement
 SHARE_SECONDS = 8.0
 WEIGHTS = (1.0, 3.0)
 KILLS, TURNS = 100, 100_000
@@ -62,45 +65,69 @@ async def start(threads: int, segment: Path | None, place: int = 0, weight: floa
     )
 
 
-async def batch(client: StreamingClient, most: int) -> list[float]:
-    """Runs a full batch. Returns the times at which a token came."""
-    source, times = random.Random(1), []
+class Streams:
+    """A full batch that decodes until the block ends."""
 
-    async def stream(number: int) -> None:
-        sampling = SamplingParams(seed=1, max_tokens=most, temperature=0.0, ignore_eos=True)
-        prompt = random_prompt(PROMPT, client.info.vocab_size, source)
-        request = GenerateRequest(request_id=f"{time.monotonic()}-{number}", prompt_ids=prompt, sampling=sampling)
+    def __init__(self, clients: Sequence[StreamingClient]) -> None:
+        self._clients, self._tasks = clients, list[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> "Streams":
+        """Returns when all prompts are computed."""
+        before = [client.stats().decode_tokens for client in self._clients]
+        for client in self._clients:
+            source = random.Random(1)
+            for number in range(STREAMS):
+                prompt = random_prompt(PROMPT, client.info.vocab_size, source)
+                sampling = SamplingParams(seed=1, max_tokens=1900, temperature=0.0, ignore_eos=True)
+                name = f"{time.monotonic()}-{number}"
+                request = GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling)
+                self._tasks.append(asyncio.create_task(self._read(client, request)))
+        while any(
+            client.stats().running < STREAMS or client.stats().decode_tokens < then + 2 * STREAMS
+            for client, then in zip(self._clients, before, strict=True)
+        ):
+            await asyncio.sleep(0.02)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while not all(client.idle for client in self._clients):
+            await asyncio.sleep(0.02)
+
+    async def rate(self, seconds: float) -> list[float]:
+        """Tokens a second of each engine."""
+        before, began = [client.stats().decode_tokens for client in self._clients], time.perf_counter()
+        await asyncio.sleep(seconds)
+        passed = time.perf_counter() - began
+        return [(each.stats().decode_tokens - then) / passed for each, then in zip(self._clients, before, strict=True)]
+
+    async def _read(self, client: StreamingClient, request: GenerateRequest) -> None:
         async with contextlib.aclosing(client.generate(request)) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                times.extend([time.perf_counter()] * len(delta.token_ids))
-
-    await asyncio.gather(*map(stream, range(STREAMS)))
-    return times
+            async for _ in deltas:
+                pass
 
 
 async def throughput(rounds: int, cores: int, folder: Path) -> dict[str, Any]:
-    """Tokens a second of each arrangement, and their ratios to one engine in the same round."""
+    """Tokens a second of each arrangement, both engines together, and their ratios to one engine in the same round."""
     segment = new_segment(folder, "pair")
-    pairs = {
+    arrangements = {
+        "one": [await start(cores, None)],
         "lease": [await start(cores, segment, place) for place in (0, 1)],
         "halves": [await start(max(cores // 2, 1), None) for _ in (0, 1)],
         "no lease": [await start(cores, None) for _ in (0, 1)],
     }
-    one = await start(cores, None)
-    rates: dict[str, list[float]] = {name: [] for name in ("one", *pairs)}
+    rates: dict[str, list[float]] = {name: [] for name in arrangements}
     try:
         for turn in range(rounds + 1):
-            for name, clients in (("one", None), *pairs.items()):
-                began = time.perf_counter()
-                if clients is None:
-                    for _ in (0, 1):
-                        await batch(one, TOKENS)
-                else:
-                    await asyncio.gather(*(batch(client, TOKENS) for client in clients))
+            for name, clients in arrangements.items():
+                async with Streams(clients) as streams:
+                    rate = sum(await streams.rate(SECONDS))
                 if turn:  # the first round warms up
-                    rates[name].append(2 * STREAMS * TOKENS / (time.perf_counter() - began))
+                    rates[name].append(rate)
     finally:
-        for client in (one, *(client for pair in pairs.values() for client in pair)):
+        for client in itertools.chain(*arrangements.values()):
             await client.close()
     found: dict[str, Any] = {}
     for name, values in rates.items():
@@ -109,26 +136,32 @@ async def throughput(rounds: int, cores: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+def held(segment: Path) -> list[float]:
+    """Seconds for which each engine has computed. See native/cpp/lease.h."""
+    data = segment.read_bytes()
+    return [
+        int.from_bytes(data[64 * (place + 1) + 16 :][:8], "little", signed=True) / 1e9 * weight
+        for place, weight in enumerate(WEIGHTS)
+    ]
+
+
 async def shares(cores: int, folder: Path) -> dict[str, Any]:
-    """The share of the second engine, by the tokens that both got within the same time."""
+    """The share of the second engine in the time of steps, and in the tokens."""
     segment = new_segment(folder, "shares")
     clients = [await start(cores, segment, place, weight) for place, weight in enumerate(WEIGHTS)]
     try:
-        for client in clients:
-            await batch(client, 4)
-        running = [asyncio.create_task(batch(client, 1900)) for client in clients]
-        await asyncio.sleep(1.0)
-        before = [client.stats().decode_tokens for client in clients]
-        await asyncio.sleep(SHARE_SECONDS)
-        after = [client.stats().decode_tokens for client in clients]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        async with Streams(clients) as streams:
+            before = held(segment)
+            rates = await streams.rate(SHARE_SECONDS)
+            seconds = [now - then for now, then in zip(held(segment), before, strict=True)]
     finally:
         for client in clients:
             await client.close()
-    gained = [now - then for now, then in zip(after, before, strict=True)]
-    return {"share": gained[1] / sum(gained), "by weight": WEIGHTS[1] / sum(WEIGHTS)}
+    return {
+        "time": seconds[1] / sum(seconds),
+        "tokens": rates[1] / sum(rates),
+        "by weight": WEIGHTS[1] / sum(WEIGHTS),
+    }
 
 
 def kills(folder: Path) -> dict[str, float]:

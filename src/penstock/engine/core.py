@@ -93,6 +93,8 @@ class EngineCore:
     def run(self, channel: Channel) -> str:
         """Step until a Stop command. Return its reason. Between steps, block on `channel` until the next one is due.
         While there is no work, check the executor's health once a second."""
+        if self._lease is not None:
+            self._scheduler.limit_steps(0.0)  # so that step times are known when others compete
         wake: float | None = None
         while wake is not None or self.stop_reason is None:
             if wake is not None:
