@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.messages import StepPlan
-from penstock.schedule import Event, replay
+from penstock.messages import Capacity, GenerateRequest, KVGroup, PoolingParams, SamplingParams, StepPlan, Window
+from penstock.schedule import Event, Scheduler, SchedulerConfig, replay
 from penstock.schedule.step_model import LEAST_CHUNK, StepModel, StepSize
 from tests.schedule.simulated import Simulation, request, simulation
 
@@ -158,3 +158,19 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
             size = StepSize(8, 64 * (number % 3), 6400.0 * (number % 3))
             model.note(size, factor * true_seconds(size))
     assert model.seconds(StepSize(8, 64, 6400.0)) == pytest.approx(3 * true_seconds(StepSize(8, 64, 6400.0)), rel=0.1)
+
+
+def test_a_text_that_is_computed_as_a_whole_is_not_cut() -> None:
+    capacity = Capacity(128, (KVGroup(9, Window(0)),), vocab_size=1000, output="vectors", keeps="nothing")
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128), capacity)
+    scheduler.limit_steps(0.001)
+    for number in range(2):
+        asked = GenerateRequest(
+            request_id=f"text{number}",
+            prompt_ids=tuple(range(100)),
+            sampling=SamplingParams(seed=0, max_tokens=1),
+            pooling=PoolingParams(),
+        )
+        scheduler.add(asked, 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None and [work.count for work in plan.work] == [100]

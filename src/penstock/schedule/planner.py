@@ -106,7 +106,10 @@ class Planner:
             return 0
         context = prompts[0].planned if prompts else 0
         allowed = self._model.prompt_tokens(decodes, context, target)
-        held = max(0, step.budget - decodes - allowed - len(prompts))
+        # A text that is computed as a whole joins a step however long it takes.
+        first = self._live.waiting.peek() if self._whole_prompts and self._live.waiting else None
+        whole = 0 if first is None else first.target
+        held = max(0, step.budget - max(decodes + allowed + len(prompts), whole))
         step.budget -= held
         return held
 
