@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.usage import PlainUsage
+
 URL = typer.Argument(metavar="URL", help="The server's address.")
 DEFAULT = "http://127.0.0.1:8000"
 KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key.")
@@ -31,6 +33,7 @@ def add_operate_commands(app: typer.Typer) -> None:
     )(_ps)
     app.command(
         "stop",
+        cls=PlainUsage,
         short_help="End the engine of a model of a running server.",
         help="End the engine of a model of a running server's repository after its last request, to give its memory "
         "back. The next request starts it again.",
