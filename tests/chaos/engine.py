@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,9 @@ class FaultyExecutor:
 
     def health(self) -> None:
         self._executor.health()
+
+    def trim(self, limits: Sequence[int]) -> None:
+        self._executor.trim(limits)
 
     def recover(self, error: Exception) -> bool:
         return self._executor.recover(error)

@@ -243,6 +243,8 @@ SHARED: Mapping[str, Wrong] = {
     ),
     "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
     "--client-shared-memory": (*_SIZE, ("4096", "there is no --repository; add it")),
+    "--max-loaded": (*_COUNT, ("2", "there is no --repository; add it")),
+    "--min-stay": _SECONDS,
     "--tenants": (
         (NO_FILE, "no such file or directory; name a YAML file"),
         (FOLDER, "is a directory; name a YAML file"),
@@ -532,6 +534,8 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
     "reload": {"URL": _URL, "--drain-first": SWITCH, "--admin-key": _KEY},
     "sleep": {"URL": _URL, "--admin-key": _KEY},
     "wake": {"URL": _URL, "--admin-key": _KEY},
+    "ps": {"URL": _URL, "--key": _KEY},
+    "stop": {"NAME": (("", "give the name of a model"),), "--url": _URL, "--key": _KEY},
     "top": {
         "URL": _URL,
         "--once": SWITCH,

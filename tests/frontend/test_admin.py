@@ -1,6 +1,7 @@
 """The operator's routes: who may use them, and what a reload and sleep do to requests."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -88,13 +89,32 @@ async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
     site.engine.gate = asyncio.Event()
     asking = asyncio.create_task(site.post("/v1/completions", **ASK))
     await until(lambda: site.engine.running == 1)
-    watching = asyncio.create_task(site.serving.sleep_when_unused(0.1))
+    site.serving.keep_alive = 0.1
+    watching = asyncio.create_task(site.serving.sleep_when_unused())
     await asyncio.sleep(0.4)
     assert site.engine.status != "asleep"  # a request may take longer
     site.engine.gate.set()
     await asking
     await until(lambda: site.engine.status == "asleep")
     watching.cancel()
+
+
+async def test_a_clients_keep_alive_holds_until_the_next_request(site: Site) -> None:
+    nothing = {"prompt": "", "stream": False}
+    assert (await site.post("/api/generate", keep_alive="1m30s", **nothing))["done_reason"] == "load"
+    assert site.serving.sleeps_after == 90.0
+    await site.post("/api/generate", prompt="x", stream=False, keep_alive=-1, options={"num_predict": 1})
+    assert site.serving.sleeps_after == math.inf
+    site.serving.keep_alive = 7.0
+    await site.post("/v1/completions", **ASK)
+    assert site.serving.sleeps_after == 7.0
+    wrong = await site.http.post("/api/generate", json={"model": NAME, "keep_alive": "soon", **nothing})
+    assert wrong.status_code == 400 and "keep_alive is 'soon'" in wrong.json()["error"]
+    assert (await site.post("/api/generate", keep_alive=0, **nothing))["done_reason"] == "unload"
+    watching = asyncio.create_task(site.serving.sleep_when_unused())
+    await until(lambda: site.engine.status == "asleep")
+    watching.cancel()
+    assert (await site.http.get("/api/ps")).json() == {"models": []}
 
 
 class Next:

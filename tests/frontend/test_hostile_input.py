@@ -152,8 +152,8 @@ async def test_a_query_is_counted_once_for_each_document(tokenizers: tuple[Token
     limits = RequestLimits(max_body_bytes=1000)
     models = ModelRegistry(Serving(model, Metrics(CollectorRegistry())))
 
-    async def enter(serving: Serving) -> Version:
-        return serving.version
+    async def enter(name: str | None) -> Version:
+        return models.find(name).version
 
     context = await RequestContext(models=models, enter=enter, limits=limits, id="1", created=1).for_model(None)
     pairs = [("q" * 200, "d")] * 10

@@ -1,7 +1,7 @@
 """An executor without a model. It checks every plan, and its tokens and step times are functions of the plan."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.messages import (
     Capacity,
@@ -95,6 +95,9 @@ class SimulatedExecutor:
         if self._slots is not None:
             self._slots.forget()
         return True
+
+    def trim(self, limits: Sequence[int]) -> None:
+        """Does nothing: there is no memory."""
 
     def health(self) -> None:
         """Never raises."""

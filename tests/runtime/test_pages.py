@@ -1,17 +1,21 @@
 """KV pages: one contiguous piece per block, and views of it per layer."""
 
+import mmap
+from pathlib import Path
+
+import pytest
 import torch
 
 from penstock.families import spec_from_config
 from penstock.messages import BlockCopy
-from penstock.runtime.pages import KVPages
+from penstock.runtime.pages import HUGE_PAGE, KVPages
 from tests.checkpoints import tiny_model
 
 
-def make_pages(dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVPages:
+def make_pages(dtype: torch.dtype = torch.float32, device: str = "cpu", blocks: tuple[int, int] = (6, 9)) -> KVPages:
     config = tiny_model("gemma3_linear").config.to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
     spec = spec_from_config(config)  # full, sliding, sliding, full
-    return KVPages(spec, (6, 9), 4, dtype, device)
+    return KVPages(spec, blocks, 4, dtype, device)
 
 
 def test_a_page_holds_a_block_for_all_layers_of_its_group() -> None:
@@ -58,3 +62,23 @@ def test_pages_lie_on_the_device_they_are_given() -> None:
     pages = make_pages(torch.bfloat16, "meta")
     assert all(group.device.type == "meta" for group in (*pages.groups, pages.layers[0].keys))
     assert pages.bytes == sum(count * 2 * 2 * 2 * 4 * 48 * 2 for count in (6, 9))
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_trimmed_pages_give_their_memory_back_and_can_be_used_again() -> None:
+    pages = make_pages(blocks=(10_001, 10_001))
+    first, second = pages.groups
+    first.fill_(1.0)
+    second.fill_(2.0)
+    before = resident()
+    pages.trim((2_501, 5_001))
+    size = first.nbytes * 0.75 + second.nbytes * 0.5
+    assert before - resident() == pytest.approx(size, rel=0.05, abs=2 * HUGE_PAGE), size
+    assert first[2_500].eq(1.0).all() and second[5_000].eq(2.0).all(), "below the limit nothing changes"
+    assert first[-2].eq(0.0).all()
+    first[-2] = 3.0
+    assert first[-2].eq(3.0).all() and size > 20 << 20

@@ -86,10 +86,13 @@ def check_pool(pool: BlockPool, tables: Counter[int], written: Counter[int]) -> 
     if refs != dict(tables):
         raise RuntimeError(f"reference counts {refs} differ from the tables {dict(tables)}")
     states = [*refs, *pool._free, *pool._evictable, *(b for b, fence in enumerate(pool._fences) if fence)]
-    if len(states) != pool.total or set(states) != set(range(1, pool.total + 1)):
+    gone = set(range(pool.limit, pool.size)) - set(states)
+    if len(states) + len(gone) != pool.size - 1 or set(states) | gone != set(range(1, pool.size)):
         raise RuntimeError(f"blocks are lost or in two states: {sorted(states)} of {pool.total}")
     if pool.held != len(refs) or pool.fenced != sum(map(bool, pool._fences)):
         raise RuntimeError(f"counted {pool.held} held and {pool.fenced} fenced blocks, found {len(refs)} held")
+    if max((*pool._free, *pool._evictable), default=0) >= pool.limit:
+        raise RuntimeError(f"a block from {pool.limit} on may be allocated")
     published = {block: key for block, key in enumerate(pool._keys) if key is not None}
     if published != {block: key for key, block in pool._index.items()}:
         raise RuntimeError("the index and the keys of the blocks differ")

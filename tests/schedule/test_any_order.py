@@ -191,6 +191,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.sim.abort(data.draw(st.sampled_from(self.live()))[0])
 
+    @rule(share=st.floats(0.0, 1.0))
+    def resize(self, share: float) -> None:
+        """To any size in which one sequence fits."""
+        scheduler = self.sim.scheduler
+        needs = scheduler._cache.demand(MAX_MODEL_LEN - 1)
+        pools = zip(needs, scheduler._cache.pools, strict=True)
+        scheduler.resize(tuple(need + 1 + int(share * (pool.size - need - 1)) for need, pool in pools))
+        check_scheduler(scheduler)
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.004]))
+    def limit_steps(self, seconds: float) -> None:
+        self.sim.scheduler.limit_steps(seconds)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.sim.scheduler.reset_prefix_cache()

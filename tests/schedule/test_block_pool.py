@@ -21,6 +21,13 @@ def test_block_zero_is_never_handed_out() -> None:
     assert pool.available == 0
 
 
+def test_the_lowest_free_block_is_allocated_first() -> None:
+    pool = BlockPool(6)
+    blocks = pool.allocate(5)
+    pool.free([blocks[3], blocks[0], blocks[4]], 0)
+    assert pool.allocate(2) == [blocks[0], blocks[3]]
+
+
 def test_a_cached_block_is_matched_until_it_is_evicted() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
@@ -167,6 +174,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.applied += 1
         self.pool.release(self.applied)
 
+    @rule(limit=st.integers(1, 9))
+    def resize(self, limit: int) -> None:
+        self.pool.resize(limit)
+        self.content = {block: number for block, number in self.content.items() if block < limit}
+        for block in [block for block in self.held if block >= limit]:  # as the scheduler does
+            self.held.remove(block)
+            fence = self.plans if self.plans > self.applied else 0
+            self.pool.free([block], fence)
+            if block not in self.held:
+                self.fenced[block] = fence
+
     @rule()
     def forget(self) -> None:
         self.pool.forget()
@@ -175,7 +193,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def books(self) -> None:
         check_pool(self.pool, Counter(self.held), Counter())
-        waiting = [b for b, fence in self.fenced.items() if fence > self.applied]
+        waiting = [b for b, fence in self.fenced.items() if fence > self.applied and b < self.pool.limit]
         assert self.pool.available == self.pool.total - len(set(self.held)) - len(waiting)
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.messages import StepPlan
-from penstock.schedule import Event, replay
+from penstock.messages import Capacity, GenerateRequest, KVGroup, PoolingParams, SamplingParams, StepPlan, Window
+from penstock.schedule import Event, Scheduler, SchedulerConfig, replay
 from penstock.schedule.step_model import LEAST_CHUNK, StepModel, StepSize
 from tests.schedule.simulated import Simulation, request, simulation
 
@@ -91,6 +91,27 @@ def test_a_prompt_alone_is_not_cut() -> None:
     assert [work.count for work in sim.plans[0].work] == [512]
 
 
+def test_while_engines_compete_a_prompt_alone_is_cut_too() -> None:
+    log: list[Event] = []
+    sim = simulation(max_num_batched_tokens=512, max_model_len=1024, blocks=1000, log=log)
+    sim.step_seconds = Machine(0.0).seconds
+    sim.scheduler.limit_steps(TARGET)
+    lasted = []
+    for number in range(2):  # the first one teaches
+        sim.add(request(f"long{number}", PROMPT, 2))
+        lasted.clear()
+        while not sim.outputs[f"long{number}", 0].token_ids:
+            before = sim.now
+            sim.step()
+            lasted.append(sim.now - before)
+    assert 0.8 * TARGET < max(lasted) <= 1.5 * TARGET and len(lasted) > 2
+    sim.scheduler.limit_steps(0.0)
+    sim.add(request("whole", PROMPT, 2))
+    sim.run()
+    assert max(work.count for plan in sim.plans[-3:] for work in plan.work) > 400
+    assert replay(log) == sim.plans
+
+
 def test_a_replay_cuts_the_same() -> None:
     log: list[Event] = []
     sim, _ = joined(TARGET, noise=0.1, log=log)
@@ -137,3 +158,19 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
             size = StepSize(8, 64 * (number % 3), 6400.0 * (number % 3))
             model.note(size, factor * true_seconds(size))
     assert model.seconds(StepSize(8, 64, 6400.0)) == pytest.approx(3 * true_seconds(StepSize(8, 64, 6400.0)), rel=0.1)
+
+
+def test_a_text_that_is_computed_as_a_whole_is_not_cut() -> None:
+    capacity = Capacity(128, (KVGroup(9, Window(0)),), vocab_size=1000, output="vectors", keeps="nothing")
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128), capacity)
+    scheduler.limit_steps(0.001)
+    for number in range(2):
+        asked = GenerateRequest(
+            request_id=f"text{number}",
+            prompt_ids=tuple(range(100)),
+            sampling=SamplingParams(seed=0, max_tokens=1),
+            pooling=PoolingParams(),
+        )
+        scheduler.add(asked, 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None and [work.count for work in plan.work] == [100]

@@ -192,12 +192,16 @@ class AsyncLLM:
     def _context(self, request_id: str | None) -> RequestContext:
         return RequestContext(
             models=self._models,
-            enter=_current,
+            enter=self._current,
             limits=self._limits,
             id=secrets.token_hex(12) if request_id is None else request_id,
             created=int(time.time()),
             seed=self._seed,
         )
+
+    async def _current(self, name: str | None) -> Version:
+        """Nothing is reloaded here, so the version stays."""
+        return self._models.find(name).version
 
     async def _run(
         self, read: _Reader, fields: dict[str, Any], request_id: str | None, text: str | None
@@ -229,11 +233,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def _current(served: Serving) -> Version:
-    """Nothing is reloaded here, so the version stays."""
-    return served.version
 
 
 def _body(fields: dict[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from penstock.cli.serving.report import log, log_start, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
+    from penstock.cli.serving.shares import ProcessorTurns
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.cluster.client import FleetClient
     from penstock.config import Given, ServerConfig
@@ -67,10 +68,15 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
             serve_front(given, sock, _freed(grpc_sock))
             return
-        prepared = _prepared(given)
+        turns = None
+        if given.settings.repository:
+            from penstock.cli.serving.shares import ProcessorTurns
+
+            turns = ProcessorTurns()
+        prepared = _prepared(given, turns)
         if alone:
             child.send_config(prepared.resolved.engine)
-        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began)
+        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, turns)
         supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
         if supervisor is None:
             listen(sock)
@@ -98,9 +104,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
-def _prepared(given: "Given") -> "PreparedModel":
+def _prepared(given: "Given", turns: "ProcessorTurns | None") -> "PreparedModel":
     """Resolves the settings of the model. An engine with others beside it, replicas or language models of a repository,
-    gets a part of the machine."""
+    gets a part of the machine. The latter take `turns`."""
     from penstock.config import ConfigError
     from penstock.prepare.device import detect_device
     from penstock.prepare.model import find_given, prepare_found
@@ -111,14 +117,16 @@ def _prepared(given: "Given") -> "PreparedModel":
         from penstock.config.sizes import replica_limits
 
         hardware = share_of(detect_device(settings.device), replica_limits(settings.replicas)[1])
-    elif settings.repository:
+    elif turns is not None and settings.repository is not None:
         from penstock.cli.serving.shares import language_models, machine_share
 
         try:
-            engines = 1 + language_models(Path(settings.repository))
+            models = len(language_models(Path(settings.repository)))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        hardware = machine_share(detect_device(settings.device), engines)
+        engines = 1 + min(models, settings.max_loaded or models)
+        share = machine_share(detect_device(settings.device), engines)
+        return turns.enter(turns.prepare(find_given(given), share, engines))
     return prepare_found(find_given(given), hardware)
 
 
@@ -143,6 +151,7 @@ class _ServerStart(NamedTuple):
     sock: socket.socket
     grpc_sock: socket.socket | None
     began: float  # on time.monotonic()
+    turns: "ProcessorTurns | None"  # with the engines of a repository; None: it has none
 
     async def connect(self) -> "StreamingClient | FleetClient":
         """Returns the client of the engine, or of all replicas, when it is ready."""
@@ -188,7 +197,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
         loaded = LoadedVersion.of(prepared, start.given)
-        reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
+        reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0), start.turns)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -208,7 +217,11 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     serving = Serving(
         served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
     )
-    repository = ServedRepository(server, start.flags, metrics, serving) if server.repository else None
+    repository = None
+    if start.turns is not None:
+        start.turns.started(prepared, client)
+        repository = ServedRepository(server, start.flags, metrics, serving, start.turns)
+        repository.budgets.add(cast("StreamingClient", client), prepared.resolved.engine)
     registry = ModelRegistry(serving) if repository is None else repository.registry
     answering = Answering(registry, server, metrics, grpc)
 
@@ -268,13 +281,14 @@ async def _repository_main(
     from penstock.cli.address import url_of
     from penstock.cli.serving.answering import Answering
     from penstock.cli.serving.repository import ServedRepository
+    from penstock.cli.serving.shares import ProcessorTurns
     from penstock.frontend.http.loading import answering_early
     from penstock.observe.metrics import Metrics
     from penstock.prepare.checks import check_tls
 
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     tls = check_tls(server)
-    repository = ServedRepository(server, flags, metrics, None)
+    repository = ServedRepository(server, flags, metrics, None, ProcessorTurns())
     grpc = _freed(grpc_sock)
 
     def ready() -> None:
@@ -361,4 +375,5 @@ def _freed(sock: socket.socket | None) -> tuple[str, int] | None:
 
 async def _sleep_when_unused(serving: "Serving", seconds: float | None) -> None:
     if seconds is not None:
-        await serving.sleep_when_unused(seconds)
+        serving.keep_alive = seconds
+        await serving.sleep_when_unused()

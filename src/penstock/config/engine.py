@@ -7,7 +7,17 @@ import msgspec
 from penstock.config.split import Split
 from penstock.declared.settings import DEFAULTS
 
+LEASE_PLACES = 255  # for engines that take turns on the processors
+LEASE_BYTES = 64 * (LEASE_PLACES + 1)
 STEP_DRAFTS = 32  # in one step: more take a processor longer than the tokens they save
+
+
+class LeasePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of an engine among those that take turns on the same processors."""
+
+    path: str  # of a file of LEASE_BYTES, all zero at first, that all of them map
+    place: int  # below LEASE_PLACES
+    weight: float = 1.0  # its share of the processors, in proportion to that of others that compete
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048  # tokens computed in one step
     block_size: int = DEFAULTS["block_size"]  # tokens per KV block
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
+    kv_reserve_bytes: int | None = None  # address space for a KV cache whose size changes (`Resize`); None: it does not
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = DEFAULTS["kv_cache_dtype"]  # auto: the dtype
     enable_prefix_caching: bool = True
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
@@ -46,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine
+    lease: LeasePlace | None = None  # None: no other engine shares the processors
     incarnation: int = 1
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
     log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]

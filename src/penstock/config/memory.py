@@ -95,6 +95,16 @@ def size_memory(
     return plan_tokens(facts, engine, available_bytes, tokens, fixed)
 
 
+def reserved_blocks(facts: ModelFacts, engine: EngineConfig, plan: MemoryPlan) -> tuple[int, ...]:
+    """KV blocks per group for which address space is reserved: those of the plan, or more if the cache may grow."""
+    if engine.kv_reserve_bytes is None:
+        return plan.num_blocks
+    most = _round_up(engine.max_num_seqs * engine.max_model_len, engine)
+    return max(
+        plan.num_blocks, pool_blocks(facts, engine, min(fit_tokens(facts, engine, engine.kv_reserve_bytes), most))
+    )
+
+
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
     with naming_rank(rank, engine.split):
         return size_memory(facts, engine, available)

@@ -199,7 +199,7 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
                 f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "
                 f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
             )
-    for name in ("load_model", "client_shared_memory"):
+    for name in ("load_model", "client_shared_memory", "max_loaded"):
         if values[name] and not values["repository"]:
             value = values[name][0] if name == "load_model" else values[name]
             raise ConfigError(

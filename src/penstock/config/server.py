@@ -51,6 +51,8 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     repository: str = DEFAULTS["repository"]  # a folder of models; "": none
+    max_loaded: int | None = DEFAULTS["max_loaded"]  # language models of the repository that have an engine; None: all
+    min_stay: float = DEFAULTS["min_stay"]  # seconds that one of these has it at least
     load_model: tuple[str, ...] = DEFAULTS["load_model"]  # of the repository, at the start; (): all
     client_shared_memory: int | None = DEFAULTS["client_shared_memory"]  # bytes of all regions; None: off
     manage_models: bool = DEFAULTS["manage_models"]  # clients of Ollama's API may download and delete models

@@ -109,6 +109,7 @@ class GivenSettings(BaseModel):
         port: int | None
         grpc_port: int | None
         repository: str | None
+        max_loaded: int | None
         watermark: str | None
         watermark_key: str | None
         allow_insecure_bind: bool | None

@@ -118,6 +118,10 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
         Setting("client_shared_memory", SIZE, "Most bytes of shared memory in which clients on this machine may pass "
                 "tensors to models of the repository", None, "tensors are sent", words="off",
                 more="[repository.md](repository.md#shared-memory-of-clients)"),
+        Setting("max_loaded", COUNT, "Load language models of the repository on demand, at most so many at once", None,
+                "all are loaded at the start", words="all", more="[many-models.md](many-models.md#coming-and-going)"),
+        Setting("min_stay", SECONDS, "Seconds that such a model stays loaded at least, before another takes its room",
+                10.0, "a few times what a small model takes to load"),
         Setting("manage_models", ONE_WAY, "Let clients of Ollama's API download and delete models", False,
                 "clients change nothing on this machine", more="[ollama.md](ollama.md)"),
     ),

@@ -1,6 +1,7 @@
 """The engine's loop: receive commands, plan a step, apply its result, send one message."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,9 @@ from penstock.messages import (
     Grammar,
     RequestRejected,
     ResetCache,
+    Resize,
     Sleep,
+    StepLease,
     TokenDelta,
     Wake,
     WatchBlocks,
@@ -30,6 +33,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler
 
 ADMISSION_SECONDS = 0.002  # the longest time in a step for adding new requests
+CONTESTED_SECONDS = 0.05  # the longest step that is planned while other engines wait for the processors
 COMPILER_SECONDS = 0.001  # between checks of a grammar that is being compiled, while there is no other work
 HEALTH_SECONDS = 1.0  # between checks of the executor's health while there is no work
 STATS_SECONDS = 0.05  # between statistics while the number of running sequences does not change
@@ -63,14 +67,19 @@ class EngineCore:
         *,
         incarnation: int,
         clock: Clock,
+        lease: StepLease | None = None,
     ) -> None:
-        """The executor has been started, and `capacity` is what it returned."""
+        """The executor has been started, and `capacity` is what it returned. Without `lease`, the processors are not
+        shared with other engines."""
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
         self._depth = capacity.depth
+        self._resizable = capacity.resizable
+        self._blocks = tuple(group.num_blocks for group in capacity.groups)
         self._incarnation = incarnation
         self._clock = clock
+        self._lease, self._contested = lease, False
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results have not been taken
         self._backlog: dict[str, _Received] = {}  # by request id
@@ -84,6 +93,8 @@ class EngineCore:
     def run(self, channel: Channel) -> str:
         """Step until a Stop command. Return its reason. Between steps, block on `channel` until the next one is due.
         While there is no work, check the executor's health once a second."""
+        if self._lease is not None:
+            self._scheduler.limit_steps(0.0)  # so that step times are known when others compete
         wake: float | None = None
         while wake is not None or self.stop_reason is None:
             if wake is not None:
@@ -92,8 +103,21 @@ class EngineCore:
             else:
                 commands = channel.receive(wait=HEALTH_SECONDS)
                 self._executor.health()
+            if self._lease is not None:
+                self._take_turn(self._lease)
             wake = self.step(commands)
+            if self._lease is not None and (wake is None or wake > self._clock()):
+                self._lease.give()
         return self.stop_reason
+
+    def _take_turn(self, lease: StepLease) -> None:
+        """Block until the next step may run. While other engines compete, plan short steps."""
+        contested = lease.take(self._scheduler.first_due() if self._contested else math.inf)
+        if contested:
+            self._meter.resume()  # the time of other engines' steps is not a cost of this one's
+        if contested != self._contested:
+            self._contested = contested
+            self._scheduler.limit_steps(CONTESTED_SECONDS if contested else 0.0)
 
     def step(self, commands: Sequence[Command | Refused] = ()) -> float | None:
         """Execute commands, submit plans as far as the depth allows, and apply the oldest result if it can be taken.
@@ -276,12 +300,26 @@ class EngineCore:
                 self._scheduler.watch_blocks()
                 self._watched, self._stats_due = True, 0.0  # the first report leaves with the reply
                 return ControlReply(command.serial, Completed())
+            case Resize(share) if self._resizable:
+                return self._resize(command.serial, share)
+            case Resize():
+                error = "the KV cache of an engine on a GPU, with ranks or of an encoder has a fixed size"
             case Sleep():
                 # A client that can start the engine again executes this itself, and never sends it.
                 error = "this engine cannot sleep, as it cannot be started again"
             case _:
                 error = "this engine was not started by penstock engine, and has no fronts"
         return ControlReply(command.serial, error=error, cause="engine")
+
+    def _resize(self, serial: int, share: float) -> ControlReply:
+        """No plan is outstanding: on the CPU a step takes its result. Block 0 counts for no share."""
+        limits = tuple(1 + int((blocks - 1) * share) for blocks in self._blocks)
+        try:
+            self._scheduler.resize(limits)
+        except ValueError as error:
+            return ControlReply(serial, error=str(error))
+        self._executor.trim(limits)
+        return ControlReply(serial, Completed())
 
 
 def _late(seconds: float) -> str:

@@ -1,12 +1,12 @@
 """The executor that runs a model in the engine's own process."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.grammars import EngineGrammars
-from penstock.messages import Capacity, Grammar, StepPlan, StepResult
+from penstock.messages import Capacity, Grammar, StepLease, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.loading.quick_torch import import_torch
 
@@ -49,6 +49,11 @@ class InProcessExecutor:
         self._runner.forget()
         return True
 
+    def trim(self, limits: Sequence[int]) -> None:
+        """See Executor."""
+        if self._runner is not None:
+            self._runner.trim(limits)
+
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""
 
@@ -58,6 +63,16 @@ class InProcessExecutor:
         self.submit = self.result = _not_started
         if runner is not None:
             runner.close()
+
+
+def step_lease(config: EngineConfig) -> StepLease | None:
+    """Return the engine's turns on the processors; None if it shares them with no other engine. Called on the thread of
+    the engine's loop. Raises OSError."""
+    if config.lease is None:
+        return None
+    from penstock.runtime.step_lease import SharedProcessors  # not above: it imports torch
+
+    return SharedProcessors(config.lease)
 
 
 def import_runtime() -> None:

@@ -13,21 +13,23 @@ import msgspec
 from penstock.config.engine import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.error_text import error_text
-from penstock.engine.executor import InProcessExecutor
+from penstock.engine.executor import InProcessExecutor, step_lease
 from penstock.engine.link.channel import Channel
 from penstock.engine.link.wire import Ended, Ready
 from penstock.families import load_spec
-from penstock.messages import Capacity, EngineInfo, Executor
+from penstock.messages import Capacity, EngineInfo, Executor, StepLease
 from penstock.schedule import EventFile, Scheduler, SchedulerConfig
 
 logger = logging.getLogger(__name__)
 
 
 class EngineBackend(NamedTuple):
-    """Makes the executor of an engine's plans, and reads the model's end-of-sequence tokens."""
+    """Makes the executor of an engine's plans, and its turns on shared processors. Reads the model's end-of-sequence
+    tokens."""
 
     executor: Callable[[EngineConfig], Executor]
     eos_token_ids: Callable[[EngineConfig], tuple[int, ...]]
+    lease: Callable[[EngineConfig], StepLease | None] = lambda config: None
 
 
 def model_eos(config: EngineConfig) -> tuple[int, ...]:
@@ -43,7 +45,7 @@ def model_executor(config: EngineConfig) -> Executor:
     return WorkersExecutor(config)
 
 
-MODEL_BACKEND = EngineBackend(model_executor, model_eos)
+MODEL_BACKEND = EngineBackend(model_executor, model_eos, step_lease)
 
 
 def run_engine(
@@ -62,7 +64,10 @@ def run_engine(
                 limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             core = EngineCore(
-                scheduler, executor, channel.post, capacity, incarnation=config.incarnation, clock=time.monotonic
+                *(scheduler, executor, channel.post, capacity),
+                incarnation=config.incarnation,
+                clock=time.monotonic,
+                lease=backend.lease(config),
             )
             on_loaded()
             channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))

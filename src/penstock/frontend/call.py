@@ -17,7 +17,7 @@ from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.frontend.tenants.account import RequestAccount
-from penstock.frontend.versions.serving import Serving, Version
+from penstock.frontend.versions.serving import Version
 from penstock.observe.model_metrics import ModelMetrics
 
 
@@ -25,7 +25,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a wire needs, besides the body, to read a request. `for_model` adds the model that it names."""
 
     models: ModelRegistry
-    enter: Callable[[Serving], Awaitable[Version]]  # returns a version, which then stays until the request ends
+    # Returns a version of the model with a name (None: the default one), which then stays until the request ends.
+    enter: Callable[[str | None], Awaitable[Version]]
     limits: RequestLimits
     id: str  # unique; it is part of the ids of the answer and of the requests sent to the engine
     created: int  # seconds since the epoch
@@ -47,17 +48,14 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def for_model(self, name: str | None) -> "ModelContext":
         """Returns the context with the model that the request names; None: the default model. Its version stays until
-        the request ends. Waits while a reload holds requests back.
+        the request ends. Waits while a reload holds requests back, and while the model is loaded.
 
-        Raises APIError 404 for an unknown name, APIError 400 for a model that cannot do what the route does, and
-        DeadlineExceeded.
+        Raises APIError 404 for an unknown name, APIError 400 for a model that cannot do what the route does, APIError
+        503 if there is no room for the model in time, and DeadlineExceeded.
         """
-        while True:
-            served = self.models.find(name)
-            version = await self.enter(served)
-            if self.models.find(name) is served:  # else a reload has changed names while the request waited
-                model = version.model if self.account is None else self.account.on(version.model)
-                return ModelContext(model=model, metrics=version.metrics, **msgspec.structs.asdict(self))
+        version = await self.enter(name)
+        model = version.model if self.account is None else self.account.on(version.model)
+        return ModelContext(model=model, metrics=version.metrics, **msgspec.structs.asdict(self))
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is

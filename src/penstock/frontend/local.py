@@ -20,7 +20,7 @@ from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.tenants.account import RequestAccount
 from penstock.frontend.tenants.office import TenantOffice
-from penstock.frontend.versions.serving import Serving, Version
+from penstock.frontend.versions.serving import Version
 from penstock.frontend.wires import OPENAI, RESPONSES, Wire, WireRoute
 from penstock.messages import EngineError
 
@@ -91,8 +91,8 @@ class LocalRequests:
         """Yields the context of a request. The versions that it uses stay until the block ends."""
         entered: list[Version] = []
 
-        async def enter(served: Serving) -> Version:
-            entered.append(version := await served.enter())
+        async def enter(name: str | None) -> Version:
+            entered.append(version := await self._models.enter(name))
             self._own += 1
             if route.kind == "generate":
                 check_generates(version.model)

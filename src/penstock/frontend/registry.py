@@ -1,10 +1,12 @@
 """The models of a server, by the names that requests use."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.versions.serving import Serving
+from penstock.frontend.versions.room import EngineRoom
+from penstock.frontend.versions.serving import Serving, Version
 from penstock.messages.tensors import TensorModels
 
 if TYPE_CHECKING:
@@ -12,6 +14,14 @@ if TYPE_CHECKING:
 
 _NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these if its user names no model
 _MOST_SHOWN = 8  # models that are listed in an error
+
+
+class OnDemand(NamedTuple):
+    """Models that are loaded by their first request."""
+
+    absent: Callable[[], Collection[str]]  # the names of those that are not loaded
+    load: Callable[[str], Awaitable[None]]  # raises APIError
+    room: EngineRoom
 
 
 class ModelRegistry:
@@ -25,6 +35,7 @@ class ModelRegistry:
         self.all = models
         self.tensors = tensors
         self.memory = memory
+        self.on_demand: OnDemand | None = None
         self._essential = models  # the server ends with their engines
         self._check_names()
 
@@ -57,6 +68,29 @@ class ModelRegistry:
     def names(self) -> list[str]:
         """Returns every name that requests may use. A model's own name comes before its aliases."""
         return [name for served in self.all for name in served.model.names]
+
+    def absent(self, name: str | None) -> str | None:
+        """Returns the model that a request for `name` has to load first; None if there is none."""
+        names = () if self.on_demand is None else self.on_demand.absent()
+        if name is None or name in _NO_NAMES:
+            return None if self.all else min(names, default=None)
+        return name if name in names else None
+
+    def must_wait(self, name: str | None) -> bool:
+        """Whether a request has to wait before its model can be used. Raises APIError 404."""
+        return self.absent(name) is not None or not self.find(name).ready
+
+    async def enter(self, name: str | None) -> Version:
+        """Returns the version of the model with this name for a new request, which must call its `leave`. A model that
+        is not loaded is loaded, one that is asleep wakes. Raises APIError and EngineError."""
+        while True:
+            if self.on_demand is not None and (absent := self.absent(name)) is not None:
+                await self.on_demand.load(absent)
+            served = self.find(name)
+            version = await served.enter()
+            if self.find(name) is served:  # else a reload has changed names while the request waited
+                return version
+            version.leave()
 
     def find(self, name: str | None) -> Serving:
         """Returns the model that has this name now, since a reload may change names. If `name` is None, returns the

@@ -43,13 +43,15 @@ from penstock.frontend.sockets import SocketSession
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.frontend.tenants.office import TenantOffice
-from penstock.frontend.versions.serving import Serving, Version
+from penstock.frontend.versions.room import no_room
+from penstock.frontend.versions.serving import Version
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
 _log = logging.getLogger("penstock.server")
 _SAFE_METHODS = ("GET", "HEAD")  # RFC 9110: they change nothing
+MOST_WAIT_SECONDS = 300.0  # for room for an engine, of a request without a timeout
 _UPLOAD_BYTES = 1 << 20  # most bytes that an upload buffers
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
@@ -84,10 +86,10 @@ class Site:
         """
         entered: list[Version] = []
 
-        async def enter(served: Serving) -> Version:
+        async def enter(name: str | None) -> Version:
             if scope["method"] in _SAFE_METHODS:
-                return served.version
-            version = await _enter(served, context)
+                return self.models.find(name).version
+            version = await _enter(self.models, name, context)
             entered.append(version)
             check(version.model)
             return version
@@ -125,16 +127,22 @@ class Site:
                 version.leave()
 
 
-async def _enter(served: Serving, context: RequestContext) -> Version:
+async def _enter(models: ModelRegistry, name: str | None, context: RequestContext) -> Version:
     """Returns the version for a request, which must leave it. Raises DeadlineExceeded if a reload takes longer than the
-    request's timeout."""
-    if not served.holding:
-        return await served.enter()
-    due, _ = deadlines(context, None, None)
+    request's timeout, and APIError 503 if there is no room for an engine until then."""
+    if not models.must_wait(name):
+        return await models.enter(name)
+    due = min((each for each in deadlines(context, None, None) if each is not None), default=None)
+    left = None if due is None else due - time.monotonic()
+    room = None if models.on_demand is None else models.on_demand.room
+    if room is not None and left is not None and room.wait_seconds() > left:
+        raise no_room(name, room)
     try:
-        async with asyncio.timeout(None if due is None else due - time.monotonic()):
-            return await served.enter()
+        async with asyncio.timeout(MOST_WAIT_SECONDS if left is None and room is not None else left):
+            return await models.enter(name)
     except TimeoutError:
+        if room is not None and (models.absent(name) is not None or models.find(name).asleep):
+            raise no_room(name, room) from None
         raise DeadlineExceeded("the model was being reloaded; send the request again, with a longer timeout") from None
 
 

@@ -11,6 +11,7 @@ from penstock.messages.control import (
     Drain,
     ForgottenBlocks,
     ResetCache,
+    Resize,
     Sleep,
     TextFile,
     Wake,
@@ -58,6 +59,7 @@ from penstock.messages.protocols import (
     Queue,
     QueueFull,
     RequestRejected,
+    StepLease,
 )
 from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, TenantShare, Thinking
 from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of

@@ -26,6 +26,15 @@ class WatchBlocks(msgspec.Struct, frozen=True, tag=True):
     Completed. Sent again, it begins anew."""
 
 
+class Resize(msgspec.Struct, frozen=True, tag=True):
+    """Use only this part of the memory that the engine has reserved for its KV cache, and give the rest back. What is
+    only cached there is forgotten, and sequences with blocks there start over. The answer is Completed. Raises
+    RequestRejected if one sequence of max_model_len would not fit, and EngineError for an engine on a GPU or with
+    ranks."""
+
+    share: float  # above 0, at most 1
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take no new requests, and end the engine when the last request has ended or left. The answer is Completed. Only
     for an engine that has a process of its own (`penstock engine`)."""
@@ -64,5 +73,5 @@ class Description(msgspec.Struct, frozen=True, tag=True):
     of_folder: bool  # the model is a folder; else it is the one file
 
 
-ControlMessage = ResetCache | Sleep | Wake | WatchBlocks | Drain | Describe
+ControlMessage = ResetCache | Sleep | Wake | WatchBlocks | Resize | Drain | Describe
 ControlAnswer = Completed | ForgottenBlocks | Description

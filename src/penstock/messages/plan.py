@@ -143,6 +143,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
     output: ModelOutput = "tokens"
     keeps: Kept = "blocks"
+    resizable: bool = False  # the memory of blocks with high ids can be given back
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -1,6 +1,6 @@
 """The interfaces of an engine's client and of an executor, and their errors."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from penstock.messages.control import ControlAnswer, ControlMessage
@@ -39,11 +39,29 @@ class Executor(Protocol):
         allocation. Return False if it is not, or if the executor cannot go on."""
         ...
 
+    def trim(self, limits: Sequence[int]) -> None:
+        """Give the memory of blocks back whose ids are not below the limit of their KV group. No outstanding plan may
+        have one. Called only if `Capacity.resizable`."""
+        ...
+
     def health(self) -> None:
         """Raise the error that has ended the executor. Called about once a second while it has nothing to do."""
         ...
 
     def close(self) -> None: ...
+
+
+class StepLease(Protocol):
+    """The turns of an engine on processors that several engines share."""
+
+    def take(self, due: float) -> bool:
+        """Block until it is this engine's turn, which then lasts until `give` or the next `take`. Return whether other
+        engines compete for the processors. `due`: when the first token of a request is due, on the engine's clock."""
+        ...
+
+    def give(self) -> None:
+        """End the turn, because the engine has no work."""
+        ...
 
 
 class EngineError(Exception):

@@ -19,6 +19,7 @@ MAX_WAIT = 3600.0  # seconds
 MAX_INSTANCES = 64
 MAX_THREADS = 256
 MAX_LEVELS = 32
+WEIGHTS = (0.01, 100.0)  # of a language model
 DEFAULT_ROWS = 32  # of a batch, where the model has a batch dimension and the settings do not say
 HANG_SECONDS = 120.0
 Kind = Literal["onnx", "torch", "llm", "pipeline"]
@@ -133,11 +134,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hang_timeout: float = HANG_SECONDS  # for one run
     steps: tuple[PipelineStep, ...] = ()  # of a pipeline
     model: str = ""  # of an LLM: what `penstock serve` would be given; "": the version's folder
+    keep_alive: float | None = None  # of an LLM: seconds without a request after which it sleeps; None: --sleep-after
+    weight: float = 1.0  # of an LLM: its share of the processors, in proportion to that of others that compete
     settings: dict[str, Any] = {}  # of an LLM: those of `penstock serve`, by name
     triton: dict[str, Any] = {}  # what config.pbtxt says besides, for clients that read it
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that cannot be."""
+        _check("keep-alive", self.keep_alive or 0, 0, MAX_WAIT * 24)
+        _check("weight", self.weight, *WEIGHTS)
         _check("instances", self.instances, 1, MAX_INSTANCES)
         _check("threads", self.threads, 1, MAX_THREADS)
         _check("max-batch-size", self.max_batch_size or 0, 0, MAX_ROWS)

@@ -107,6 +107,9 @@ class EncoderRunner:
         self._new.clear()
         self._plans.clear()
 
+    def trim(self, limits: Sequence[int]) -> None:
+        """Does nothing: there are no blocks."""
+
     def close(self) -> None:
         self.forget()
 

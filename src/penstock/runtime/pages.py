@@ -1,6 +1,8 @@
 """The memory of the KV cache and of states."""
 
+import ctypes
 import math
+import mmap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,7 +14,11 @@ from penstock.messages import BlockCopy
 from penstock.models import LayerCache
 
 LINE = 64  # bytes, of a processor's caches
+HUGE_PAGE, SMALL_PAGE = 2 << 20, mmap.PAGESIZE
 NULL_BLOCK = 0  # always zero; padding reads it, and nothing writes to it
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class KVPages:
@@ -61,6 +67,17 @@ class KVPages:
         strides. None without a layer."""
         pages = self.groups[group]
         return pages[:, 0, 0] if pages.shape[1] else None
+
+    def trim(self, limits: Sequence[int]) -> None:
+        """Give the memory of pages from these ids on back to the system, in whole huge pages, and read zeros from them
+        until they are written. On the CPU only."""
+        for pages, limit in zip(self.groups, limits, strict=True):
+            page = pages.stride(0) * pages.itemsize
+            first = pages.data_ptr() + limit * page
+            begin, end = -(-first // HUGE_PAGE) * HUGE_PAGE, pages.data_ptr() + len(pages) * page
+            size = (end - begin) // SMALL_PAGE * SMALL_PAGE
+            if size > 0:
+                _libc.madvise(begin, size, mmap.MADV_DONTNEED)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for copy in copies:

@@ -291,6 +291,10 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.held.clear()
 
+    def trim(self, limits: Sequence[int]) -> None:
+        """See Executor. On the CPU only."""
+        self.pages.trim(limits)
+
     def close(self) -> None:
         """Free the model's memory and leave the mesh."""
         self.release()

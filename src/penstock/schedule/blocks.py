@@ -7,30 +7,39 @@ A block is in exactly one of four states:
 - cached: no sequence holds it, it is published under a key and is kept until evicted, the least recently freed first;
 - free: no sequence holds it and its content means nothing.
 
+A pool may be made smaller while it is used: blocks from a limit on are then not allocated again. The free block with
+the lowest id is allocated first, so that the memory of high ones can be given back.
+
 Block 0 is the null page: never handed out, it stands in tables for blocks that are never read.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 
 
 class BlockPool:
     """Reference-counted blocks 1 .. num_blocks - 1."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.total = max(num_blocks - 1, 0)
+        self.size = self.limit = num_blocks  # blocks below the limit may be allocated
         self.held = 0
         self.reusable = 0  # not held, and their content can be matched
         self.fenced = 0
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._free = list(range(1, num_blocks))  # a heap
         self._evictable: OrderedDict[int, None] = OrderedDict()
         # A fenced block's own fence is in `_fences`; an entry of the queue that disagrees is of an earlier life.
         self._fences = [0] * num_blocks
         self._fence_queue: deque[tuple[int, int]] = deque()
         self._changed: dict[bytes, bool] | None = None  # since the last `changes`: keys, and whether they are published
+
+    @property
+    def total(self) -> int:
+        """Blocks that may be allocated at a time."""
+        return max(self.limit - 1, 0)
 
     @property
     def available(self) -> int:
@@ -49,7 +58,7 @@ class BlockPool:
         """`count` blocks with one reference each. The caller has checked `available`."""
         blocks = []
         for _ in range(count):
-            block = self._free.pop() if self._free else self.evict()
+            block = heappop(self._free) if self._free else self.evict()
             self._refs[block] = 1
             blocks.append(block)
         self.held += count
@@ -113,8 +122,22 @@ class BlockPool:
         for block in list(self._index.values()):
             self._unpublish(block)
         self._free.extend(self._evictable)
+        heapify(self._free)
         self._evictable.clear()
         self.reusable = 0
+
+    def resize(self, limit: int) -> None:
+        """Let only blocks below `limit` be allocated from now on. Others lose their content at once; the caller frees
+        those that are held."""
+        before, self.limit = self.limit, limit
+        for block in range(limit, before):
+            if self._keys[block] is not None:
+                self._unpublish(block)
+                self.reusable -= not self._refs[block]
+                self._evictable.pop(block, None)
+        self._free = [block for block in self._free if block < limit]
+        self._free += [block for block in range(before, limit) if not self._refs[block] and not self._fences[block]]
+        heapify(self._free)
 
     def watch(self) -> None:
         """Let `changes` begin with all keys that are published now."""
@@ -130,8 +153,10 @@ class BlockPool:
         return changed
 
     def _retire(self, block: int) -> None:
+        if block >= self.limit:
+            return
         if self._keys[block] is None:
-            self._free.append(block)
+            heappush(self._free, block)
         else:
             self._evictable[block] = None
 

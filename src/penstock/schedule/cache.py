@@ -6,6 +6,7 @@ group has all the blocks that the next token sees.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from penstock.messages import BlockChanges, BlockCopy, BlockKeys, Capacity, Window
@@ -30,7 +31,6 @@ class KVCache:
         self.windows = tuple(group.window for group in capacity.groups)
         self._limited = [(g, window) for g, window in enumerate(self.windows) if window]
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
-        self.blocks_total = tuple(pool.total for pool in self.pools)
         self.keys = BlockKeys(capacity.block_size, capacity.identity.weights)
         self._shares = capacity.keeps == "blocks"
         self._caching = enable_prefix_caching and self._shares
@@ -135,6 +135,24 @@ class KVCache:
             pool.free(reversed(sequence.tables[g][sequence.dead[g] :]), self._fence)
         sequence.forget_blocks()
 
+    def check_limits(self, limits: Items[int], max_tokens: int) -> None:
+        """Raise ValueError for limits with which a sequence of `max_tokens` would not fit, or beyond the pools."""
+        for need, limit, pool in zip(self.demand(max_tokens - 1), limits, self.pools, strict=True):
+            if not need < limit <= pool.size:
+                raise ValueError(
+                    f"the KV cache would get {limit} blocks; it must be from {need + 1}, for one sequence of "
+                    f"{max_tokens} tokens, to {pool.size}"
+                )
+
+    def resize(self, limits: Iterable[int]) -> None:
+        """Set the limits of the pools, see BlockPool.resize. Sequences for which `exceeds` is true must be freed."""
+        for pool, limit in zip(self.pools, limits, strict=True):
+            pool.resize(limit)
+
+    def exceeds(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has a block that its pool may no longer have."""
+        return any(max(table, default=0) >= pool.limit for pool, table in zip(self.pools, sequence.tables, strict=True))
+
     def forget(self) -> None:
         """Empty the prefix cache."""
         for pool in self.pools:
@@ -157,6 +175,11 @@ class KVCache:
         return BlockChanges(self._reports, stored, tuple(key for key, published in changed.items() if not published))
 
     # -- sizes ------------------------------------------------------------------------------------------------
+
+    @property
+    def blocks_total(self) -> tuple[int, ...]:
+        """The blocks of each group that may be allocated at a time."""
+        return tuple([pool.total for pool in self.pools])
 
     def span(self, window: Window) -> int:
         """Return how many blocks a window can touch: with fewer, a sequence could not even decode."""

@@ -2,6 +2,7 @@
 another prompt in their step would delay."""
 
 import math
+from itertools import chain, islice
 
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -46,6 +47,13 @@ def late_requests(
         ahead += tokens
         free -= 1
     return late
+
+
+def first_due(live: LiveRequests, most: int) -> float:
+    """Return when the first token of a live sequence is due at the earliest; inf if none has a deadline. Of those that
+    wait to run, the first `most` count."""
+    sequences = chain(live.running, islice(live.waiting, most))
+    return min((_first_token_due(each) for each in sequences if each.first_token < 0), default=math.inf)
 
 
 def makes_late(step: StepBuilder, tokens: int, computed: int, model: StepModel, now: float) -> bool:

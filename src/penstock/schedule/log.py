@@ -65,11 +65,32 @@ class StartedOver(msgspec.Struct, frozen=True, tag="start_over"):
     now: float
 
 
+class StepsLimited(msgspec.Struct, frozen=True, tag="limit_steps"):
+    seconds: float
+
+
+class Resized(msgspec.Struct, frozen=True, tag="resize"):
+    limits: tuple[int, ...]
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | StartedOver | CacheReset
+Event = (
+    Started
+    | Added
+    | Finished
+    | Aborted
+    | Dropped
+    | Planned
+    | Submitted
+    | Applied
+    | StartedOver
+    | CacheReset
+    | Resized
+    | StepsLimited
+)
 
 
 class EventLog(Protocol):

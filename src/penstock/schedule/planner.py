@@ -49,6 +49,7 @@ class Planner:
         self._speculation = speculation
         self._model = model
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
+        self.longest_step = 0.0  # seconds for a step with prompts, whether others decode or not; 0: any time
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
     def next_step(self, outstanding: Collection[Outstanding], now: float) -> StepBuilder:
@@ -58,7 +59,7 @@ class Planner:
             self._share_places(self._fair, now)
         elif self._live.waiting:
             self._make_place()
-        held = self._hold_back(step) if self._config.target_step_time else 0
+        held = self._hold_back(step) if self._config.target_step_time or self.longest_step else 0
         if self._late_ids:
             self._continue_running(step)
         else:
@@ -82,17 +83,33 @@ class Planner:
             self._preempt(sequence, None)
         self.gone.clear()
 
+    def resize(self, limits: tuple[int, ...]) -> None:
+        """Let each KV group use only blocks below its limit. What is only cached above is forgotten, and sequences with
+        blocks there start over, the last in the order first. Raises ValueError if a sequence of max_model_len would not
+        fit."""
+        self._cache.check_limits(limits, self._config.max_model_len)
+        self._cache.resize(limits)
+        for sequence in reversed(self._live.running.copy()):
+            if self._cache.exceeds(sequence):
+                self._preempt(sequence, None)
+
     def _hold_back(self, step: StepBuilder) -> int:
-        """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time.
-        Return how many."""
+        """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time,
+        and any prompts one of at most `longest_step`. Return how many."""
         running = self._live.running
         prompts = [sequence for sequence in running if sequence.expected - sequence.planned > 1]
         decodes = len(running) - len(prompts)
-        if not decodes or not (prompts or self._live.waiting):
+        target = self._config.target_step_time if decodes else 0.0
+        if self.longest_step:
+            target = min(target or self.longest_step, self.longest_step)
+        if not target or not (prompts or self._live.waiting):
             return 0
         context = prompts[0].planned if prompts else 0
-        allowed = self._model.prompt_tokens(decodes, context, self._config.target_step_time)
-        held = max(0, step.budget - decodes - allowed - len(prompts))
+        allowed = self._model.prompt_tokens(decodes, context, target)
+        # A text that is computed as a whole joins a step however long it takes.
+        first = self._live.waiting.peek() if self._whole_prompts and self._live.waiting else None
+        whole = 0 if first is None else first.target
+        held = max(0, step.budget - max(decodes + allowed + len(prompts), whole))
         step.budget -= held
         return held
 

@@ -12,8 +12,10 @@ from penstock.schedule.log import (
     Event,
     Finished,
     Planned,
+    Resized,
     Started,
     StartedOver,
+    StepsLimited,
     Submitted,
     plan_digest,
 )
@@ -63,6 +65,10 @@ def replay(events: Iterable[Event]) -> list[StepPlan]:
                 scheduler.start_over(error, now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
+            case Resized(limits):
+                scheduler.resize(limits)
+            case StepsLimited(seconds):
+                scheduler.limit_steps(seconds)
     return plans
 
 

@@ -1,6 +1,7 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
 from collections import deque
+from functools import partial
 
 from penstock.messages import (
     Capacity,
@@ -19,7 +20,7 @@ from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
-from penstock.schedule.late import late_requests
+from penstock.schedule.late import first_due, late_requests
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
@@ -31,8 +32,10 @@ from penstock.schedule.log import (
     EventLog,
     Finished,
     Planned,
+    Resized,
     Started,
     StartedOver,
+    StepsLimited,
     Submitted,
     plan_digest,
 )
@@ -65,6 +68,7 @@ class Scheduler:
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
         self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
+        self.first_due = partial(first_due, self._live, config.max_num_seqs)  # see there
         self._charge = self._live.waiting.charge
         self._speculation = Speculation(config, self._cache) if config.speculation != "off" else None
         self._model = StepModel()
@@ -136,6 +140,16 @@ class Scheduler:
         """Forget what is cached; running sequences keep their blocks."""
         self._record(CacheReset())
         self._cache.forget()
+
+    def resize(self, limits: tuple[int, ...]) -> None:
+        """See Planner.resize."""
+        self._planner.resize(limits)
+        self._record(Resized(limits))
+
+    def limit_steps(self, seconds: float) -> None:
+        """Plan steps with prompts that take no longer than this, also if nothing decodes. 0: as configured."""
+        self._record(StepsLimited(seconds))
+        self._planner.longest_step, self._learns = seconds, True
 
     # -- planning ---------------------------------------------------------------------------------------------
 

@@ -129,7 +129,8 @@ OF_TENANTS: Sequence[str] = (
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
 REPOSITORY_SERVER = (
-    "serve --repository repository --load-model ours --load-model ranks --state-dir none --client-shared-memory 1MiB"
+    "serve --repository repository --load-model ours --load-model ranks --max-loaded 2 --min-stay 5 --state-dir none "
+    "--client-shared-memory 1MiB"
 )
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
@@ -137,6 +138,8 @@ OF_REPOSITORY: Sequence[str] = (
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
     "bench serve --url {url} --wire kserve --model ranks --num-prompts 4 --concurrency 2",
+    "ps {url}",
+    "stop ours --url {url} --key secret",
     "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
     "rollout pause ranks --url {url} --key secret",
     "rollout status --url {url}",

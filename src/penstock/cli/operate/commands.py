@@ -1,8 +1,10 @@
-"""Defines the arguments of `penstock reload | sleep | wake | repository | rollout`."""
+"""Defines the arguments of `penstock reload | sleep | wake | ps | stop | repository | rollout`."""
 
 from typing import Annotated
 
 import typer
+
+from penstock.cli.usage import PlainUsage
 
 URL = typer.Argument(metavar="URL", help="The server's address.")
 DEFAULT = "http://127.0.0.1:8000"
@@ -24,6 +26,18 @@ def add_operate_commands(app: typer.Typer) -> None:
         help="End the engine of a running server, to give its memory back. The next request starts it again.",
     )(_sleep)
     app.command("wake", help="Start the engine of a server that is asleep.")(_wake)
+    app.command(
+        "ps",
+        short_help="Show the models of a running server that have an engine.",
+        help="Show the models of a running server that have an engine, and when each engine ends without a request.",
+    )(_ps)
+    app.command(
+        "stop",
+        cls=PlainUsage,
+        short_help="End the engine of a model of a running server.",
+        help="End the engine of a model of a running server's repository after its last request, to give its memory "
+        "back. The next request starts it again.",
+    )(_stop)
     app.command(
         "repository",
         short_help="Show, load or unload the models of a running server.",
@@ -61,6 +75,23 @@ def _wake(url: Annotated[str, URL] = DEFAULT, *, admin_key: Annotated[str | None
     from penstock.cli.operate.ask import ask
 
     ask(url, "/wake_up", admin_key)
+
+
+def _ps(url: Annotated[str, URL] = DEFAULT, *, key: Annotated[str | None, FLAG_KEY] = None) -> None:
+    from penstock.cli.operate.running import show_running
+
+    show_running(url, key)
+
+
+def _stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The model.")],
+    *,
+    url: Annotated[str, FLAG_URL] = DEFAULT,
+    key: Annotated[str | None, FLAG_KEY] = None,
+) -> None:
+    from penstock.cli.operate.running import stop
+
+    stop(url, key, name)
 
 
 def _repository(

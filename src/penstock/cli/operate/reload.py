@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
+from penstock.cli.serving.shares import ProcessorTurns
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.config.settings import GivenSettings
 from penstock.engine.client import StreamingClient
@@ -71,9 +72,16 @@ async def load_here(new: LoadedVersion, before: ServedModel) -> Load[ServedModel
 class Reloader:
     """Prepares new versions of what a server serves, from the command line that it was started with."""
 
-    def __init__(self, model: str | None, flags: Flags, loaded: LoadedVersion, processors: Collection[int]) -> None:
-        """`loaded` is what is served now. Engines may run on `processors`."""
-        self._model, self._flags = model, flags
+    def __init__(
+        self,
+        model: str | None,
+        flags: Flags,
+        loaded: LoadedVersion,
+        processors: Collection[int],
+        turns: ProcessorTurns | None = None,
+    ) -> None:
+        """`loaded` is what is served now. Engines may run on `processors`, and take `turns` there if others do, too."""
+        self._model, self._flags, self._turns = model, flags, turns
         self._processors = processors
         self._loaded = loaded
 
@@ -99,9 +107,14 @@ class Reloader:
     async def _start_engine(self, new: LoadedVersion, before: EngineInfo) -> tuple[StreamingClient, CostModel | None]:
         """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
         and CheckpointError."""
-        prepared = new.prepared
-        check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
+        prepared = new.prepared if self._turns is None else self._turns.enter(new.prepared)
+        client = None
+        try:
+            check = await asyncio.to_thread(ManifestCheck, prepared.path)
+            client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
+        finally:
+            if self._turns is not None:
+                self._turns.started(prepared, client)
         try:
             _warn_of_less(before, client.info)
             return client, cost_model(prepared, prepared.hardware)

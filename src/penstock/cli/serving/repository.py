@@ -2,24 +2,28 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import language_models, machine_share
+from penstock.cli.serving.kv_budgets import KVBudgets
+from penstock.cli.serving.shares import ProcessorTurns, language_models, machine_share
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
 from penstock.engine.link.ipc import spawn
-from penstock.frontend import ModelRegistry, RequestLimits, Serving
+from penstock.frontend import APIError, ModelRegistry, RequestLimits, Serving
 from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.local import LocalRequests
+from penstock.frontend.registry import OnDemand
+from penstock.frontend.versions.room import EngineRoom
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
 from penstock.prepare.engine import verified
-from penstock.prepare.model import find_given, prepare_found, read_given
+from penstock.prepare.model import find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
@@ -39,9 +43,19 @@ class EngineModel:
 
     note = ""
 
-    def __init__(self, serving: Serving, client: object, registry: ModelRegistry, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        serving: Serving,
+        client: object,
+        registry: ModelRegistry,
+        metrics: Metrics,
+        room: EngineRoom,
+    ) -> None:
+        """`name` is that of the folder; requests may use others."""
         self.serving = serving
-        self._client, self._registry, self._metrics = client, registry, metrics
+        self._name, self._client, self._registry, self._metrics, self._room = name, client, registry, metrics, room
+        self._sleeping = asyncio.create_task(serving.sleep_when_unused())
 
     @property
     def usage(self) -> "EngineModel":
@@ -69,46 +83,68 @@ class EngineModel:
 
     async def close(self) -> None:
         """Ends the engine. One that was replaced ends by itself, after its last request."""
+        self._sleeping.cancel()
         if self.current:
             name = self.serving.model.name
+            self._room.remove(self._name)
             await self.serving.close()
             self._metrics.forget(name)
 
 
 class LanguageModelLoader:
-    """Starts an engine for each language model, with a fixed share of the machine."""
+    """Starts an engine for each language model, with a fixed share of the memory, and turns on the processors."""
 
-    def __init__(self, flags: Flags, metrics: Metrics, drain_timeout: float, engines: int) -> None:
+    def __init__(
+        self, flags: Flags, metrics: Metrics, server: ServerConfig, engines: int, turns: ProcessorTurns
+    ) -> None:
         """`flags` are those of the command line, which hold for models that set nothing else. Each engine gets one of
-        `engines` equal parts of the processors and of the memory."""
+        `engines` equal parts of the memory."""
         self.registry: ModelRegistry | None = None
+        self.room = EngineRoom(server.max_loaded, server.min_stay)
+        self.budgets = KVBudgets()
+        self._keep_alive = server.sleep_after
         self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
-        self._metrics, self._drain_timeout = metrics, drain_timeout
-        self._engines = max(engines, 1)
+        self._metrics, self._drain_timeout = metrics, server.drain_timeout
+        self._engines, self._turns = max(engines, 1), turns
         self._memory: int | None = None  # that was available at the first load
 
     async def load(self, target: Target) -> EngineModel:
         """Returns a model whose engine has computed a token, and adds it to the registry. Raises what `prepare` raises,
         and EngineError."""
+        async with self.room.starting(target.name):
+            model = await self._load(target)
+            own = target.settings.keep_alive
+            model.serving.keep_alive = self._keep_alive if own is None else own
+            self.room.add(target.name, model.serving)
+            return model
+
+    async def _load(self, target: Target) -> EngineModel:
         assert self.registry is not None
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        client = await verified(spawn(prepared.resolved.engine, resumes=True), check)
+        prepared = self._turns.enter(prepared, target.settings.weight)
+        client = None
+        try:
+            starting = spawn(prepared.resolved.engine, resumes=True, processors=self._turns.processors)
+            client = await verified(starting, check)
+        finally:
+            self._turns.started(prepared, client)
         try:
             costs = cost_model(prepared, prepared.hardware)
             model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
             serving = next((each for each in self.registry.all if each.model.name == model.name), None)
+            self.budgets.add(client, prepared.resolved.engine)
             if serving is not None:
                 while serving.versions.before is not None:  # its last requests
                     await asyncio.sleep(0.1)
                 serving.exchange(model)
             else:
-                serving = Serving(model, self._metrics, self._drain_timeout)
+                serving = Serving(model, self._metrics, self._drain_timeout, room=self.room)
                 self.registry.add(serving)
         except BaseException:
             await client.close()
             raise
-        return EngineModel(serving, client, self.registry, self._metrics)
+        return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room)
 
     def _prepare(self, target: Target) -> Any:
         settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
@@ -123,18 +159,25 @@ class LanguageModelLoader:
         hardware = detect_device(given.settings.device)
         if self._memory is None:
             self._memory = hardware.memory_available
-        return prepare_found(find_given(given), machine_share(hardware, self._engines, self._memory))
+        return self._turns.prepare(
+            find_given(given), machine_share(hardware, self._engines, self._memory), self._engines
+        )
 
 
 class ServedRepository:
     """What `penstock serve --repository` adds to a server."""
 
-    def __init__(self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None) -> None:
-        """`served` is the model on the command line, if there is one. Raises ConfigError."""
+    def __init__(
+        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, turns: ProcessorTurns
+    ) -> None:
+        """`served` is the model on the command line, if there is one, which also takes `turns`. Raises ConfigError."""
+        self._names, self._on_demand = server.load_model, frozenset[str]()
         path = Path(server.repository)
         try:
-            engines = language_models(path) + (served is not None)
-            self._loader = LanguageModelLoader(flags, metrics, server.drain_timeout, engines)
+            languages = language_models(path)
+            loaded = min(len(languages), server.max_loaded or len(languages))
+            self._loader = LanguageModelLoader(flags, metrics, server, loaded + (served is not None), turns)
+            self.budgets = self._loader.budgets
             taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
@@ -142,20 +185,39 @@ class ServedRepository:
         models = () if served is None else (served,)
         memory = None if server.client_shared_memory is None else ClientMemory(server.client_shared_memory)
         self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository, memory=memory)
+        if server.max_loaded is not None:
+            self._on_demand = languages
+            self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
         self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
         metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
-        self._names = server.load_model
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Loads the models that the server starts with. A model that cannot be loaded is logged."""
         names = None if not self._names else [] if "none" in self._names else list(self._names)
+        if names is None and self._on_demand:
+            names = [name for name in self.repository.folder.names() if name not in self._on_demand]
         if names is not None or not await self.repository.read_generation():
             await self.repository.load_all(names)
         rows = self.repository.index(ready=False)
         ready = sum(row.get("state") == "READY" for row in rows)
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
-        self._following = asyncio.create_task(self.repository.follow())
+        self._following = [
+            asyncio.create_task(self.repository.follow()),
+            asyncio.create_task(self.budgets.follow()),
+        ]
+
+    def _absent(self) -> Collection[str]:
+        return self._on_demand - self._loader.room.names
+
+    async def _load_on_demand(self, name: str) -> None:
+        """Loads a model for its first request. One that cannot be loaded waits for the operator from then on. Raises
+        APIError 503."""
+        try:
+            await self.repository.load(name)
+        except LoadFailed as error:
+            self._on_demand = self._on_demand - {name}
+            raise APIError(503, str(error), code="load_failed") from None
 
     def _text_member(self, name: str, version: str, kind: str) -> MemberModel | None:
         """A language model or its tokenizer as a member of a pipeline; None if there is none of this name."""
@@ -167,8 +229,8 @@ class ServedRepository:
         return TokenizerMember(found.model.tokenizer, kind)
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        for task in self._following:
+            task.cancel()
         await self.repository.close()
 
 

@@ -1,24 +1,91 @@
 """Divides the machine among the engines of a server that has several language models."""
 
+import contextlib
+import os
+from dataclasses import replace as with_changes
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from penstock.config import Hardware
+from penstock.config import Hardware, detect_hardware
+from penstock.config.engine import LEASE_BYTES, LEASE_PLACES, LeasePlace
+from penstock.kernels.native.loader import instruction_sets
+from penstock.messages import EngineClient
 from penstock.messages.tensors import LoadFailed
+from penstock.prepare.model import FoundModel, PreparedModel, prepare_found
 from penstock.repository.entry import Folder
 
 
-def language_models(path: Path) -> int:
-    """Returns the number of language models in a repository. Raises ValueError if there is no such folder."""
+def language_models(path: Path) -> frozenset[str]:
+    """Returns the names of the language models in a repository. Raises ValueError if there is no such folder."""
     folder = Folder(path)
-    count = 0
+    found = set()
     for name in folder.names():
-        try:
-            count += folder.kind(name) == "llm"
-        except LoadFailed:
-            pass  # loading it gives the error
-    return count
+        with contextlib.suppress(LoadFailed):  # loading it gives the error
+            if folder.kind(name) == "llm":
+                found.add(name)
+    return frozenset(found)
+
+
+class ProcessorTurns:
+    """The segment of memory in which the engines of a server take turns on all processors. Engines on a GPU, engines
+    with ranks, and those without native kernels take no part."""
+
+    def __init__(self) -> None:
+        """Called before the threads of this process are kept off a processor."""
+        self.processors, self._cores = os.sched_getaffinity(0), detect_hardware().cores
+        self._segment = os.memfd_create("penstock-step-lease")
+        os.ftruncate(self._segment, LEASE_BYTES)
+        self._engines: dict[int, EngineClient | None] = {}  # by place; None: it is being started
+
+    def prepare(self, found: FoundModel, share: Hardware, engines: int) -> PreparedModel:
+        """Resolves the settings of a model for a share of the machine, of as many as there are `engines`. If it takes
+        turns, it gets all processors, and its KV cache may grow into the shares of others, unless the settings give its
+        size. Raises what `prepare_found` raises."""
+        prepared = prepare_found(found, share)
+        if not _takes_turns(prepared):
+            return prepared
+        prepared = prepare_found(found, msgspec.structs.replace(share, cores=self._cores))
+        # Else the engine would take its KV cache from all memory that is available when it starts.
+        kv_bytes = prepared.resolved.memory.kv_bytes
+        given = prepared.resolved.engine.kv_cache_bytes is not None
+        return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if given else kv_bytes * engines)
+
+    def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
+        """Gives the engine of a model its place. `started` must follow. Raises LoadFailed if there is no place."""
+        if not _takes_turns(prepared):
+            return prepared
+        place = next((each for each in range(LEASE_PLACES) if self._is_free(each)), None)
+        if place is None:
+            raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
+        self._engines[place] = None
+        lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
+        return _with_engine(prepared, lease=lease)
+
+    def started(self, prepared: PreparedModel, client: EngineClient | None) -> None:
+        """Notes the engine that has the place of a model; None: it did not start. The place is free when the engine has
+        ended for good."""
+        if (lease := prepared.resolved.engine.lease) is None:
+            return
+        self._engines[lease.place] = client
+        if client is None:
+            del self._engines[lease.place]
+
+    def _is_free(self, place: int) -> bool:
+        client = self._engines.get(place)
+        return place not in self._engines or (client is not None and client.state.status == "ended")
+
+
+def _takes_turns(prepared: PreparedModel) -> bool:
+    one_rank = prepared.resolved.engine.split.world == 1
+    return prepared.hardware.device == "cpu" and one_rank and bool(instruction_sets())
+
+
+def _with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+    resolved = prepared.resolved
+    engine = msgspec.structs.replace(resolved.engine, **changes)
+    return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
 
 
 def machine_share(hardware: Hardware, engines: int, memory: int | None = None) -> Hardware:

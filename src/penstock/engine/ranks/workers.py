@@ -130,6 +130,9 @@ class WorkersExecutor:
         """Always False: a rank that lacks memory has ended, and the others with it."""
         return False
 
+    def trim(self, limits: Sequence[int]) -> None:
+        """Never called: the cache of ranks is not resizable."""
+
     def health(self) -> None:
         self._attend(0.0)
         while self._supervision.troubled:

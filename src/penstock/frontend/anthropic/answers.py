@@ -30,4 +30,4 @@ MODEL = {
     "max_input_tokens": int,
     "max_tokens": int,
 }
-MODELS = {"data": [MODEL], "has_more": bool, "first_id": str, "last_id": str}
+MODELS = {"data": [MODEL], "has_more": bool, "first_id": (str, None), "last_id": (str, None)}

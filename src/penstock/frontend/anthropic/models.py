@@ -12,7 +12,8 @@ from penstock.frontend.served import ServedModel
 async def list_models(body: bytes, context: RequestContext) -> bytes:
     names = context.models.names()
     fields = {"data": [_fields(context.models.find(name).model, name) for name in names], "has_more": False}
-    return orjson.dumps({**fields, "first_id": names[0], "last_id": names[-1]})
+    first, last = (names[0], names[-1]) if names else (None, None)
+    return orjson.dumps({**fields, "first_id": first, "last_id": last})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:

@@ -13,7 +13,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import ROLES, ChatFields, Message
-from penstock.frontend.ollama.options import answer_nothing, bare_name, read_request, read_think
+from penstock.frontend.ollama.options import answer_nothing, enter_model, read_request, read_think
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
@@ -23,9 +23,9 @@ _decoder = msgspec.json.Decoder(ChatFields)
 async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    context = await context.for_model(bare_name(fields.model))
     if not fields.messages:
-        return answer_nothing(fields, {"message": {"role": "assistant", "content": ""}})
+        return await answer_nothing(fields, {"message": {"role": "assistant", "content": ""}}, context)
+    context = await enter_model(context, fields.model, fields.keep_alive)
     tools = check_tools(fields.tools, context.limits)
     use = use_tools(context.model, tools, "auto", "", parallel=True)
     last = fields.messages[-1]

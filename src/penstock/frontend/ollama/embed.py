@@ -11,7 +11,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import ModelContext, RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.ollama.options import bare_name
+from penstock.frontend.ollama.options import enter_model
 from penstock.frontend.requests.pooling import (
     Vectors,
     check_count,
@@ -33,7 +33,7 @@ class EmbedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str] = ""
     truncate: bool | None = None
     dimensions: int | None = None
-    keep_alive: Any = None
+    keep_alive: float | str | None = None
     options: Any = None
 
 
@@ -42,7 +42,7 @@ class EmbeddingsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     model: str
     prompt: str = ""
-    keep_alive: Any = None
+    keep_alive: float | str | None = None
     options: Any = None
 
 
@@ -55,7 +55,7 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
     400 or 404 that names the parameter."""
     fields = decode(_embed, body)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
-    context = await context.for_model(bare_name(fields.model))
+    context = await enter_model(context, fields.model, fields.keep_alive)
     pooling = _pooling(context)
     width = pooling.width if fields.dimensions is None else fields.dimensions
     if not 1 <= width <= pooling.width:
@@ -77,7 +77,7 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """The vector of a text, as the model gives it; an empty one without a text. Raises APIError 400 or 404 that names
     the parameter."""
     fields = decode(_embeddings, body)
-    context = await context.for_model(bare_name(fields.model))
+    context = await enter_model(context, fields.model, fields.keep_alive)
     pooling = _pooling(context)
     if not fields.prompt:
         return orjson.dumps({"embedding": []})

@@ -13,7 +13,7 @@ from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import GenerateFields
 from penstock.frontend.ollama.options import (
     answer_nothing,
-    bare_name,
+    enter_model,
     max_tokens,
     read_format,
     read_logprobs,
@@ -35,10 +35,11 @@ _decoder = msgspec.json.Decoder(GenerateFields)
 async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    context = await context.for_model(bare_name(fields.model))
-    refuse_unsupported(fields)
     if not fields.prompt and not fields.suffix:
-        return answer_nothing(fields, {"response": ""})
+        refuse_unsupported(fields)
+        return await answer_nothing(fields, {"response": ""}, context)
+    context = await enter_model(context, fields.model, fields.keep_alive)
+    refuse_unsupported(fields)
     streams = fields.stream is not False
     prompt = fields.prompt or ""
     if fields.raw or fields.suffix:

@@ -1,7 +1,9 @@
-"""Ollama's routes about models. Those that are served are always loaded."""
+"""Ollama's routes about models."""
 
 import asyncio
 import hashlib
+import math
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +18,7 @@ from penstock.frontend.ollama.fields import SAMPLING_NAMES, ModelFields
 from penstock.frontend.ollama.options import bare_name
 from penstock.frontend.served import ServedModel
 from penstock.frontend.store import StoredModel
+from penstock.frontend.versions.serving import Serving
 
 VERSION = "0.12.6"  # of the Ollama whose API this is: clients compare it
 _NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
@@ -35,16 +38,30 @@ async def list_models(body: bytes, context: RequestContext) -> bytes:
     """The models' names, and the other models of the machine if clients may change them."""
     models = context.models
     names = models.names()
+    absent = () if models.on_demand is None else sorted(models.on_demand.absent())
     stored = [] if context.store is None else await asyncio.to_thread(context.store.models)
-    others = [_stored_fields(one) for one in stored if one.name not in names]
+    others = [_stored_fields(one) for one in stored if one.name not in names and one.name not in absent]
+    others += [_stored_fields(StoredModel(name, 0, 0.0, "")) for name in absent]
     return orjson.dumps({"models": [*(_fields(models.find(name).model, name) for name in names), *others]})
 
 
 async def list_running(body: bytes, context: RequestContext) -> bytes:
-    models = [served.model for served in context.models.all]
-    more = {"expires_at": _NEVER, "size_vram": 0}
-    running = [{**_fields(model, model.name), **more, "context_length": model.max_model_len} for model in models]
+    """The models that have an engine."""
+    running = []
+    for served in context.models.all:
+        if served.has_engine:
+            model = served.model
+            fields = {**_fields(model, model.name), "size_vram": 0, "context_length": model.max_model_len}
+            running.append({**fields, "expires_at": _expires(served)})
     return orjson.dumps({"models": running})
+
+
+def _expires(served: Serving) -> str:
+    """When the model's engine ends, if no request comes."""
+    if served.sleeps_after == math.inf:
+        return _NEVER
+    since = time.monotonic() if served.unused_since is None else served.unused_since
+    return datetime.fromtimestamp(time.time() + since - time.monotonic() + served.sleeps_after, UTC).isoformat()
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:

@@ -1,10 +1,12 @@
 """Reads what requests to generate and to chat share."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from penstock.frontend.call import ModelContext, RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import refuse_unsupported
@@ -22,6 +24,9 @@ from penstock.frontend.requests.sampling import (
     given_sampling,
     stop_strings,
 )
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)")
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def bare_name(name: str) -> str:
@@ -92,11 +97,40 @@ def read_think(fields: RequestFields) -> Mapping[str, Any]:
     return thinking_variables(effort, "think")
 
 
-def answer_nothing(fields: RequestFields, content: Mapping[str, Any]) -> Answer:
-    """Returns the answer to a request without a prompt, which means: load the model, or unload it. The model stays
-    loaded."""
-    keep = fields.keep_alive
-    unloads = keep is not None and (keep == 0 or str(keep).rstrip("smh") == "0")
+async def enter_model(context: RequestContext, name: str, keep_alive: float | str | None) -> ModelContext:
+    """Returns the context with the model. Its engine stays for `keep_alive` after this request, if it may sleep at all
+    (docs/many-models.md). Raises APIError."""
+    seconds = read_keep_alive(keep_alive)
+    found = await context.for_model(bare_name(name))
+    if seconds is not None:
+        context.models.find(bare_name(name)).stay(seconds)
+    return found
+
+
+def unload(context: RequestContext, name: str) -> None:
+    """Ends the engine of a model after its last request, if it may sleep. Raises APIError 404."""
+    if context.models.absent(bare_name(name)) is None:
+        context.models.find(bare_name(name)).stay(0.0)
+
+
+def read_keep_alive(value: float | str | None) -> float | None:
+    """Returns seconds, as Ollama reads them: a number of seconds, or a duration such as 1h30m; negative: for ever. None
+    without a value. Raises APIError 400."""
+    if not isinstance(value, str):
+        return value
+    parts = _DURATION.findall(value)
+    if not value or "".join("".join(part) for part in parts) != value.removeprefix("-"):
+        raise invalid(f"keep_alive is {value[:40]!r}; give seconds, or a duration such as 5m or 1h30m", "keep_alive")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) * (-1 if value[0] == "-" else 1)
+
+
+async def answer_nothing(fields: RequestFields, content: Mapping[str, Any], context: RequestContext) -> Answer:
+    """Returns the answer to a request without a prompt, which means: load the model, or unload it. Raises APIError."""
+    unloads = read_keep_alive(fields.keep_alive) == 0
+    if unloads:
+        unload(context, fields.model)
+    else:
+        await enter_model(context, fields.model, fields.keep_alive)
     reason = {"done": True, "done_reason": "unload" if unloads else "load"}
     body = orjson.dumps({"model": fields.model, "created_at": now(), **content, **reason})
     return Answer(body) if fields.stream is False else Answer(body + b"\n", content_type=NDJSON)

@@ -70,8 +70,8 @@ MODEL = {
     "owned_by": "penstock",
     "root": str,
     "parent": None,
-    "max_model_len": int,
-    "fingerprint": str,
+    "max_model_len?": int,  # of a model that is loaded, as the next
+    "fingerprint?": str,
 }
 MODELS = {"object": "list", "data": [MODEL]}
 TOKENS = {"count": int, "max_model_len": int, "tokens": [int], "token_strs": ([str], None)}

@@ -74,7 +74,7 @@ MEANINGS: Mapping[str, str] = {
     "first_token_timeout": "Seconds until the first token, after which the request ends. Default: the server's.",
     "cache_salt": "Only requests with the same salt share cached prompts. Default: all of a key.",
     "shift": "Accepted without effect.",
-    "keep_alive": "Accepted without effect: the model stays loaded.",
+    "keep_alive": "How long the engine stays after this request, if it may sleep: seconds, or 5m.",
     # responses and batches
     "store": "Of responses: keep the answer, so that a later request can continue it.",
     "previous_response_id": "Continue the conversation of this response.",

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from pathlib import Path
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Prepare, Reloads, busy
+from penstock.frontend.versions.room import EngineRoom
 from penstock.frontend.versions.series import Series
 from penstock.frontend.versions.versions import Versions
 from penstock.messages import EngineError, Sleep, Wake
@@ -64,11 +66,16 @@ class Serving:
         metrics: Metrics,
         drain_timeout: float = 30.0,
         prepare: Prepare[ServedModel] | None = None,
+        room: EngineRoom | None = None,
     ) -> None:
         """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, a reload
-        never finds a change."""
+        never finds a change. An engine that wakes waits for `room`."""
         self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
+        self.room = room
+        self.keep_alive: float | None = None  # seconds without a request after which the engine sleeps; None: never
+        self._stay: float | None = None  # the same, as the last request wishes
+        self._waking: asyncio.Task[None] | None = None
         self._gate: asyncio.Event | None = None  # new requests are held back until it is set; None: they are not
 
     @property
@@ -94,19 +101,42 @@ class Serving:
         return self.model.client.state.status == "asleep"
 
     @property
+    def ready(self) -> bool:
+        """True if `enter` would return at once."""
+        return self._gate is None and (self.room is None or not self.asleep)
+
+    @property
     def holding(self) -> bool:
         """True while a reload holds new requests back."""
         return self._gate is not None
 
     async def enter(self) -> Version:
         """Returns the version for a new request, which must call its `leave`. Blocks while a reload holds requests
-        back."""
-        while self._gate is not None:
-            await self._gate.wait()
+        back, and while the engine waits for room. Raises EngineError if it does not start then."""
+        while not self.ready:
+            if self._gate is not None:
+                await self._gate.wait()
+            else:
+                await self._wake_in_room()
+        self._stay = None
         return self.version.enter()
+
+    def stay(self, seconds: float) -> None:
+        """Lets the engine sleep after so many seconds without a request, until the next one; negative: never. Without
+        effect on a model that does not sleep by itself."""
+        self._stay = seconds if seconds >= 0 else math.inf
+
+    @property
+    def sleeps_after(self) -> float:
+        """The seconds without a request after which the engine sleeps."""
+        if self._stay is not None:
+            return self._stay
+        return math.inf if self.keep_alive is None else self.keep_alive
 
     async def close(self) -> None:
         """Ends all engines. Streams that are still open end with EngineError. May be called twice."""
+        if self._waking is not None:
+            self._waking.cancel()
         await self.reloads.close()
         await self.versions.close()
 
@@ -145,15 +175,50 @@ class Serving:
         reload holds requests back."""
         if self.holding:
             raise busy("a reload is in progress; try again when it has ended")
+        if self.room is None:
+            await self._wake_now()
+        elif self.asleep:
+            await self._wake_in_room()
+
+    async def _wake_now(self) -> None:
         await self.model.client.control(Wake())
         self.version.used = time.monotonic()
 
-    async def sleep_when_unused(self, seconds: float) -> None:
-        """Calls `sleep` whenever there was no request for `seconds`. Never returns."""
+    async def _wake_in_room(self) -> None:
+        """Wakes the engine, once for all requests that wait. It goes on if a request is cancelled."""
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake_when_there_is_room())
+        try:
+            await asyncio.shield(self._waking)
+        except asyncio.CancelledError:
+            if self._waking.cancelled():
+                raise EngineError(f"{self.model.name} was unloaded while the request waited") from None
+            raise
+
+    async def _wake_when_there_is_room(self) -> None:
+        if self.room is not None:
+            async with self.room.starting(self.model.name):
+                await self._wake_now()
+
+    async def sleep_when_unused(self) -> None:
+        """Calls `sleep` whenever there was no request for `sleeps_after` seconds. Never returns."""
         while True:
-            version, client = self.version, self.model.client
-            left = version.used + seconds - time.monotonic()
-            if left <= 0 and not version.requests and client.state.status == "ready":
+            since = self.unused_since
+            left = self.sleeps_after - (0.0 if since is None else time.monotonic() - since)
+            if left <= 0 and since is not None:
                 with contextlib.suppress(APIError):  # a reload, or a request that has just come
                     await self.sleep()
-            await asyncio.sleep(max(left, min(seconds, 1.0)))
+            await asyncio.sleep(min(max(left, 0.05), 1.0))
+
+    # -- Resident ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_engine(self) -> bool:
+        """See Resident."""
+        return self.model.client.state.status not in ("asleep", "ended")
+
+    @property
+    def unused_since(self) -> float | None:
+        """See Resident."""
+        in_use = self.version.requests or self.model.client.state.status != "ready"
+        return None if in_use else self.version.used

@@ -49,6 +49,7 @@ SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to comp
     "gguf_rows.cpp": ("-mavx2", "-mf16c"),
     "reading.cpp": (),
     "team.cpp": (),
+    "lease.cpp": (),
 }
 OPTIONAL = {
     "isa/isa_amx.cpp": "PENSTOCK_AMX",

@@ -39,7 +39,14 @@ def native_library() -> ctypes.CDLL | None:
     library.penstock_run.argtypes = (c_void_p, c_void_p, c_int64)
     library.penstock_profile.argtypes = (c_void_p, c_void_p, c_int64, ctypes.POINTER(c_double))
     library.penstock_wake.argtypes = (c_void_p,)
+    library.penstock_rest.argtypes = (c_void_p,)
     library.penstock_stop.argtypes = (c_void_p,)
+    library.penstock_lease_bytes.restype = c_int64
+    library.penstock_lease_open.restype = c_void_p
+    library.penstock_lease_open.argtypes = (c_void_p, ctypes.c_int, c_double)
+    library.penstock_lease_take.argtypes = (c_void_p, c_int64)
+    library.penstock_lease_wait.argtypes = (c_void_p,)
+    library.penstock_lease_give.argtypes = (c_void_p,)
     library.penstock_pack.restype = c_int64
     library.penstock_pack.argtypes = (c_void_p,)
     library.penstock_dequantize.restype = c_int64

@@ -217,6 +217,12 @@ class Session:
             self._program.call(function, tensors)
 
 
+def rest_teams() -> None:
+    """Let the threads of the calling thread's sessions sleep until their next run."""
+    for session in _OF_THREAD.__dict__.get("sessions", {}).values():
+        session.team.rest()
+
+
 def native_session(isa: str = "", threads: int = 0) -> Session:
     """The calling thread's session, by default with the best instruction set and as many threads as torch uses. Engines
     on several threads of a process have one each, as a team serves one thread."""

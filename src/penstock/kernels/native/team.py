@@ -41,6 +41,11 @@ class ThreadTeam:
         assert self._library is not None
         self._library.penstock_wake(self._handle)
 
+    def rest(self) -> None:
+        """Let the threads sleep until the next run, so that they do not spin on processors that others use now."""
+        assert self._library is not None
+        self._library.penstock_rest(self._handle)
+
     def close(self) -> None:
         if self._handle and self._library:
             self._library.penstock_stop(self._handle)

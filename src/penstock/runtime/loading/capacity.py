@@ -33,6 +33,7 @@ def measured_capacity(
         exact_drafts=exact_drafts,
         output="tokens" if spec.pooling is None else "vectors",
         keeps=_kept(spec),
+        resizable=pages.groups != [] and pages.groups[0].device.type == "cpu",
     )
 
 

@@ -60,7 +60,7 @@ def load_cpu_runner(
     if preload is None:
         num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available, platform.isa)
     else:
-        num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
+        num_blocks, memory = preload.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
     needs = Needs(dtype, config.block_size, spec.head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)

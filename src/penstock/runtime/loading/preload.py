@@ -6,6 +6,7 @@ This module must not import anything that imports torch.
 from pathlib import Path
 
 from penstock.config import EngineConfig, detect_hardware, size_memory
+from penstock.config.memory import reserved_blocks
 from penstock.families import load_spec, model_facts
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import DTYPES, NativePacking
@@ -27,6 +28,7 @@ class Preload:
         found = instruction_sets()
         facts = model_facts(spec).for_kernels(next(iter(found), ""))
         self.memory = size_memory(facts, config, detect_hardware().memory_available)
+        self.num_blocks = reserved_blocks(facts, config, self.memory)
         self.matrices: MatrixReader | None = None
         if found and config.dtype in DTYPES and spec.packed:
             interleave_memory()  # before the reading threads start: they inherit the policy

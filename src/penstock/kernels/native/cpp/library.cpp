@@ -12,6 +12,7 @@
 #include "gather.h"
 #include "gguf_rows.h"
 #include "isa.h"
+#include "lease.h"
 #include "pack.h"
 #include "reading.h"
 
@@ -203,7 +204,24 @@ int penstock_profile(ThreadTeam* engine, const RecordedOp* ops, int64_t count, d
 // Wakes sleeping threads for a run that comes soon.
 void penstock_wake(ThreadTeam* engine) { engine->team.wake(); }
 
+// Lets the threads sleep until then.
+void penstock_rest(ThreadTeam* engine) { engine->team.rest(); }
+
 void penstock_stop(ThreadTeam* engine) { delete engine; }
+
+int64_t penstock_lease_bytes() { return sizeof(LeaseSegment); }
+
+// `segment` is memory of that size, at the begin of a page. The lease lasts as long as the process. The results of the
+// next two functions are ProcessorLease::Answer.
+ProcessorLease* penstock_lease_open(void* segment, int place, double weight) {
+  return new ProcessorLease(*static_cast<LeaseSegment*>(segment), place, weight);
+}
+
+int penstock_lease_take(ProcessorLease* lease, int64_t due) { return lease->take(due); }
+
+int penstock_lease_wait(ProcessorLease* lease) { return lease->wait(); }
+
+void penstock_lease_give(ProcessorLease* lease) { lease->give(); }
 
 int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
 

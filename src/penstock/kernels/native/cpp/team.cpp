@@ -21,9 +21,10 @@ inline void relax() {
 #endif
 }
 
-// Blocks until `value` is no longer `old`: spins first, then sleeps.
-void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep, int spins = kSpins) {
-  for (int i = 0; i < spins; ++i) {
+// Blocks until `value` is no longer `old`: spins first, unless or until `rests`, then sleeps.
+void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep, const std::atomic<bool>& rests,
+                int spins = kSpins) {
+  for (int i = 0; i < spins && !rests.load(std::memory_order_relaxed); ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     relax();
   }
@@ -86,13 +87,14 @@ void Team::run(const std::function<void(Worker&)>& body) {
 }
 
 void Team::wake() {
+  resting_.store(false, std::memory_order_relaxed);
   if (size_ > 1) set_and_wake(calls_, calls_.load(std::memory_order_relaxed) + 1, asleep_);
 }
 
 void Team::serve(int index) {
   uint32_t seen = 0, call = 0;
   for (;;) {
-    wait_while(calls_, call, asleep_, pinned_ ? kSpinsBetweenPrograms : kSpins);
+    wait_while(calls_, call, asleep_, resting_, pinned_ ? kSpinsBetweenPrograms : kSpins);
     call = calls_.load(std::memory_order_acquire);
     const uint32_t now = generation_.load(std::memory_order_acquire);
     if (now == seen) continue;
@@ -110,7 +112,7 @@ void Team::barrier() {
     claimed_.store(0, std::memory_order_relaxed);
     set_and_wake(phase_, phase + 1, asleep_);
   } else {
-    wait_while(phase_, phase, asleep_);
+    wait_while(phase_, phase, asleep_, resting_);
   }
 }
 

@@ -30,6 +30,9 @@ class Team {
   // Wakes sleeping threads for a program that comes soon. They spin for as long as after a program.
   void wake();
 
+  // Lets threads that spin between programs sleep at once: other processes compute now on their processors.
+  void rest() { resting_.store(true, std::memory_order_relaxed); }
+
   // Memory that the threads share while a program runs. It grows only between programs.
   void reserve_shared(size_t bytes);
 
@@ -58,6 +61,7 @@ class Team {
     std::atomic<int64_t> taken[2] = {0, 0};
   };
   std::vector<Share> shares_;  // [size_]
+  std::atomic<bool> resting_{false};  // until the next program or wake
 };
 
 // One thread of a team, as the ops see it.
