@@ -62,6 +62,11 @@ class KVPages:
         pages = self.groups[group]
         return pages[:, 0, 0] if pages.shape[1] else None
 
+    def page(self, block: int) -> memoryview:
+        """The bytes of a block's page, for a model with one KV group on a CPU."""
+        (pages,) = self.groups
+        return memoryview(pages[block].view(-1).view(torch.uint8).numpy())
+
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for copy in copies:
             pages = self.groups[copy.group]

@@ -69,7 +69,41 @@ class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | StartedOver | CacheReset
+class Lent(msgspec.Struct, frozen=True, tag="lend"):
+    """See BlockLeases, also for the events below."""
+
+    keys: tuple[bytes, ...]
+
+
+class Reserved(msgspec.Struct, frozen=True, tag="reserve"):
+    pass
+
+
+class Imported(msgspec.Struct, frozen=True, tag="import"):
+    block: int
+    key: bytes
+
+
+class Returned(msgspec.Struct, frozen=True, tag="return"):
+    blocks: tuple[int, ...]
+
+
+Event = (
+    Started
+    | Added
+    | Finished
+    | Aborted
+    | Dropped
+    | Planned
+    | Submitted
+    | Applied
+    | StartedOver
+    | CacheReset
+    | Lent
+    | Reserved
+    | Imported
+    | Returned
+)
 
 
 class EventLog(Protocol):

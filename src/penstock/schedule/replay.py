@@ -11,7 +11,11 @@ from penstock.schedule.log import (
     Dropped,
     Event,
     Finished,
+    Imported,
+    Lent,
     Planned,
+    Reserved,
+    Returned,
     Started,
     StartedOver,
     Submitted,
@@ -63,6 +67,14 @@ def replay(events: Iterable[Event]) -> list[StepPlan]:
                 scheduler.start_over(error, now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
+            case Lent(keys):
+                scheduler.leases.lend(keys)
+            case Reserved():
+                scheduler.leases.reserve()
+            case Imported(block, key):
+                scheduler.leases.publish(block, key)
+            case Returned(blocks):
+                scheduler.leases.give_back(blocks)
     return plans
 
 

@@ -20,6 +20,7 @@ from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
 from penstock.schedule.late import late_requests
+from penstock.schedule.leases import BlockLeases
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
@@ -64,6 +65,7 @@ class Scheduler:
         self._output = capacity.output
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
+        self.leases = BlockLeases(self._cache, self._record)
         self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
         self._charge = self._live.waiting.charge
         self._speculation = Speculation(config, self._cache) if config.speculation != "off" else None
@@ -354,6 +356,11 @@ class Scheduler:
     def num_running(self) -> int:
         """The number of sequences that have blocks and take part in steps."""
         return len(self._live.running)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens computed so far that continue no output."""
+        return self._computed_tokens - self._decode_tokens
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0

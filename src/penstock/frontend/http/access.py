@@ -42,7 +42,7 @@ from penstock.frontend.tenants.office import TenantOffice
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
-ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
+ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping", b"/reset_prefix_cache"))
 ADMIN_PREFIX = b"/v2/repository/models/"  # loads and unloads models, if there is a repository
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
