@@ -114,8 +114,6 @@ async def measure(model: Path, folder: Path, session: int, returns: int, kept_in
         wrote = await written(client, (i + 1) * (blocks - 1))
 
     async def turn(name: str, i: int) -> None:
-        if not kept_in_memory:
-            drop_page_cache(folder)
         before = client.stats().disk_reads
         seconds, cached, token = await first_token(client, name, sessions[i])
         if token != tokens[i]:
@@ -124,10 +122,14 @@ async def measure(model: Path, folder: Path, session: int, returns: int, kept_in
         read.append({"s": round(seconds, 2), "cached": cached, "blocks_read": client.stats().disk_reads - before})
 
     for i in range(returns):
+        if not kept_in_memory:
+            drop_page_cache(folder)
         await turn(f"return-{i}", i % 2)
     after_eviction, read = read, []
     await client.close()
     client = await launch(msgspec.structs.replace(config, incarnation=2))
+    if not kept_in_memory:
+        drop_page_cache(folder)  # here for the last turn, too: it would delay the streams of the others
     await turn("restarted", 0)
     after_restart, read = read, []
 

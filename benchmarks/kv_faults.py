@@ -36,7 +36,7 @@ TEXTS, LENGTH = 40, 440  # texts that requests continue, and their tokens
 DIFFERENT = 300  # requests that are compared; each is sent many times
 AT_ONCE = 16
 LEAVE = 0.1  # share of clients that leave after the first token
-KILL_SECONDS = 15.0  # between two kills: an engine that ends eight times within a minute is given up
+KILL_SECONDS = 10.0  # from a start to the next kill: an engine that ends eight times within a minute is given up
 FAULT_SECONDS = 0.02  # between two changes of a file
 RESET_SECONDS = 7.0
 FULL_SECONDS = 3.0  # of a full disk, and between two
@@ -90,9 +90,11 @@ class Load:
 async def kills(client: EngineClient, counts: Counter[str]) -> None:
     while True:
         await asyncio.sleep(KILL_SECONDS)
-        if client.state.status == "ready":
-            os.kill(client.info.pid, signal.SIGKILL)
-            counts["kills"] += 1
+        os.kill(client.info.pid, signal.SIGKILL)
+        counts["kills"] += 1
+        before = client.state.restarts
+        while client.state.status != "ready" or client.state.restarts == before:
+            await asyncio.sleep(0.1)
 
 
 async def changes(folder: Path, source: random.Random, counts: Counter[str]) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.checks.device import check_device_settings
+from penstock.config.checks.kv_disk import check_kv_disk
 from penstock.config.checks.model import check_model
 from penstock.config.checks.speculation import check_speculation
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
-from penstock.config.kv_disk import check_kv_disk
 from penstock.config.machine.hardware import Hardware
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig

@@ -65,7 +65,7 @@ class KVPages:
     def page(self, block: int) -> memoryview:
         """The bytes of a block's page, for a model with one KV group on a CPU."""
         (pages,) = self.groups
-        return memoryview(pages[block].view(-1).view(torch.uint8).numpy())
+        return memoryview(pages[block].view(-1).view(torch.uint8).numpy().data)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for copy in copies:

@@ -45,6 +45,11 @@ class BlockLeases:
         return self._pool.retired()[::-1]
 
     @property
+    def total(self) -> int:
+        """The number of blocks, leased or not."""
+        return self._pool.total
+
+    @property
     def spare(self) -> bool:
         """Whether there is a block that the running sequences are not likely to need soon."""
         return self._pool.available > SPARE_BLOCKS

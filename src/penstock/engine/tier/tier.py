@@ -26,6 +26,7 @@ from penstock.schedule.leases import BlockLeases
 
 READS_AT_ONCE = 4  # blocks handed to the thread that reads
 WRITES_AT_ONCE = 8  # blocks handed to the thread that writes
+LOOKED_AT_ONCE = 64  # keys that a step looks up to find blocks to write
 POLL_SECONDS = 0.001  # between looks at the threads while there is no step
 STALLED_SECONDS = 2.0  # without a block from the thread that reads: the disk hangs
 RETRY_SECONDS = 1.0  # without writes after one that has failed
@@ -78,7 +79,8 @@ class DiskTier:
         self._wall_clock = wall_clock
         self._index = DiskIndex(files.scan())
         self._leases.retired()
-        self._candidates: deque[bytes] = deque()  # keys of blocks to write
+        # Keys of blocks to write. A key that falls out at the front is of a block that was evicted long ago.
+        self._candidates: deque[bytes] = deque(maxlen=4 * leases.total)
         self._fetches: dict[str, Fetch] = {}  # by request id
         self._reading: Fetch | None = None
         self._writing = 0
@@ -238,7 +240,9 @@ class DiskTier:
     # -- down -------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        while self._candidates and self._writing < WRITES_AT_ONCE and self._leases.spare:
+        for _ in range(min(len(self._candidates), LOOKED_AT_ONCE)):
+            if self._writing == WRITES_AT_ONCE or not self._leases.spare:
+                return
             key = self._candidates.popleft()
             if block_name(key) in self._index:
                 continue
