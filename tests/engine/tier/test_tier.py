@@ -151,6 +151,24 @@ def test_the_disk_has_no_more_than_it_may(engine: TierEngine) -> None:
     engine.check()
 
 
+def test_blocks_of_one_second_do_not_displace_each_other_forever(engine: TierEngine) -> None:
+    """All blocks are equally old, and the disk has room for fewer than memory."""
+    engine.tier._most_blocks = 12
+    for text in range(2, 6):
+        engine.ask(text, LONG)
+    engine.compute()
+    for _ in range(400):
+        engine.step()
+        engine.work(engine.writes)
+    writes = engine.tier.counts()["disk_writes"]
+    for _ in range(50):
+        engine.step()
+        engine.work(engine.writes)
+    assert engine.tier.counts()["disk_writes"] == writes and not engine.writes.waiting
+    engine.settle()
+    engine.check()
+
+
 def test_a_slow_disk_forgets_and_blocks_no_step(engine: TierEngine) -> None:
     for text in range(2, 8):
         name = engine.ask(text, LONG)

@@ -81,6 +81,7 @@ class DiskTier:
         self._leases.retired()
         # Keys of blocks to write. A key that falls out at the front is of a block that was evicted long ago.
         self._candidates: deque[bytes] = deque(maxlen=4 * leases.total)
+        self._just_written: set[bytes] = set()  # keys of blocks that are given back, which need not be written again
         self._fetches: dict[str, Fetch] = {}  # by request id
         self._reading: Fetch | None = None
         self._writing = 0
@@ -102,7 +103,11 @@ class DiskTier:
             self._results.get_nowait()()
         if self._reading is not None:
             self._continue(self._reading)
-        self._candidates.extend(self._leases.retired())
+        for key in self._leases.retired():
+            if key in self._just_written:
+                self._just_written.discard(key)
+            else:
+                self._candidates.append(key)
         if self._candidates and now >= self._write_after:
             self._write()
         if now >= self._age_due:
@@ -261,6 +266,7 @@ class DiskTier:
         self._leases.give_back(blocks)
         if good:
             self._written += 1
+            self._just_written.add(key)  # else two blocks could displace each other on a full disk forever
             self._index.add(block_name(key), int(self._wall_clock()))
         else:
             self._failed += 1
@@ -279,6 +285,7 @@ class DiskTier:
         """Delete all blocks. They are forgotten at once; their files are gone when the thread has deleted them."""
         self._index.clear()
         self._candidates.clear()
+        self._just_written.clear()
         if self._reading is not None:
             self._reading.keeps = False
         for request_id in list(self._fetches):
