@@ -19,7 +19,7 @@ from tests.schedule.invariants import check_scheduler
 
 LIMITS = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=96)
 CAPACITY = Capacity(4, (KVGroup(41),), 1, Identity("simulated"), VOCABULARY)
-MOST_BLOCKS = 60  # on the disk
+MOST_BLOCKS = 100  # on the disk
 DAY = 86_400.0
 
 
@@ -88,10 +88,11 @@ class TierEngine:
 
     def work(self, jobs: ManualJobs, most: int = 1000) -> int:
         """Run some jobs, and take a step after each. Return how many there were."""
-        count = min(most, len(jobs.waiting))
-        for _ in range(count):
+        count = 0
+        while count < most and jobs.waiting:
             self.results.put(jobs.waiting.pop(0)())
             self.step()
+            count += 1
         return count
 
     def compute(self, steps: int = 1000) -> None:
