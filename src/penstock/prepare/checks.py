@@ -38,7 +38,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
     if engine.kv_disk:
-        check_folder("--kv-disk", read_kv_disk(engine.kv_disk).folder)
+        check_folder(f"--kv-disk {engine.kv_disk}: the folder", read_kv_disk(engine.kv_disk).folder)
     if resolved.server.state_dir not in ("auto", "none"):
         check_folder("--state-dir", resolved.server.state_dir)
     check_tls(resolved.server)
