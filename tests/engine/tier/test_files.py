@@ -88,6 +88,15 @@ def test_what_a_killed_process_left_is_deleted(files: PageFiles) -> None:
     assert len(list(files.scan())) == 2 == len(list(files.folder.iterdir()))
 
 
+def test_a_file_that_is_deleted_during_the_scan_is_left_out(files: PageFiles) -> None:
+    found = files.scan()
+    first, _ = next(found)
+    for key in KEYS[:2]:
+        if block_name(key) != first:
+            path_of(files, key).unlink()
+    assert not list(found)
+
+
 def test_a_disk_that_is_full_keeps_nothing_of_a_block(files: PageFiles) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(PAGE), before[1]))

@@ -45,7 +45,10 @@ class PageFiles:
         """Yield the name of each block and when it was last used, in seconds since 1970. Delete files of a wrong size
         or name, which an earlier process left."""
         for entry in os.scandir(self.folder):
-            facts = entry.stat(follow_symlinks=False)
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:  # it has just been deleted
+                continue
             if facts.st_size == self.file_bytes and _is_name(entry.name):
                 yield int(entry.name, 16), int(facts.st_mtime)
             else:
