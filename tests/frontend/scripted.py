@@ -18,8 +18,10 @@ from penstock.messages import (
     EngineStats,
     EngineStatus,
     FinishReason,
+    ForgottenBlocks,
     GenerateRequest,
     RequestTiming,
+    ResetCache,
     Sleep,
     TokenDelta,
     TokenLogprobs,
@@ -116,6 +118,8 @@ class ScriptedClient:
                 self.status = "asleep"
             case Wake():
                 self.status = "ready"
+            case ResetCache():
+                return ForgottenBlocks((0,))
             case _:
                 raise ValueError(message)
         return Completed()

@@ -18,7 +18,13 @@ from tests.frontend.http.test_access import raw
 from tests.frontend.scripted import ScriptedClient
 
 ASK = {"prompt": "hello", "max_tokens": 4}
-ROUTES = (("POST", "/reload"), ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"))
+ROUTES = (
+    ("POST", "/reload"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
+    ("POST", "/reset_prefix_cache"),
+)
 OURS = {"authorization": "Bearer secret"}
 OPERATOR = {"authorization": "Bearer operator"}
 

@@ -101,6 +101,9 @@ def test_the_engines_numbers_are_read_at_the_scrape(
         accepted_tokens=14,
         accepted_at=(8, 4, 2),
         step_seconds=2.5,
+        disk_blocks=12,
+        disk_reads=40,
+        disk_failures=2,
     )
     found = samples(metrics)
     expected = {
@@ -111,6 +114,9 @@ def test_the_engines_numbers_are_read_at_the_scrape(
         "num_preemptions_total": 4,
         "prefix_cache_queries_total": 1000,
         "prefix_cache_hits_total": 600,
+        "kv_disk_blocks": 12,
+        "kv_disk_reads_total": 40,
+        "kv_disk_failures_total": 2,
         "engine_steps_total": 7,
         "engine_computed_tokens_total": 500,
         "engine_step_seconds_total": 2.5,

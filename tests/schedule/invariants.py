@@ -18,7 +18,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     live, outstanding = scheduler._live, list(scheduler._outstanding)
     check_queues(live)
     check_counts(outstanding, live)
-    check_cache(scheduler._cache, live.running, [tails for step in outstanding for tails in step.tails])
+    copying = [tails for step in outstanding for tails in step.tails]
+    check_cache(scheduler._cache, live.running, copying, scheduler.leases.held)
     if len(live.running) > scheduler._config.max_num_seqs:
         raise RuntimeError(f"{len(live.running)} sequences run, max_num_seqs={scheduler._config.max_num_seqs}")
 
@@ -61,12 +62,13 @@ def check_counts(outstanding: list[Outstanding], live: LiveRequests) -> None:
                 )
 
 
-def check_cache(cache: KVCache, running: list[Sequence], copying: list[tuple[int, ...]]) -> None:
-    """Check the block tables of `running`, and that the pools count the references of these and of the tails being
-    copied."""
+def check_cache(cache: KVCache, running: list[Sequence], copying: list[tuple[int, ...]], leased: Counter[int]) -> None:
+    """Check the block tables of `running`, and that the pools count the references of these, of the tails being copied
+    and of the blocks `leased` from the first group."""
     size = cache.block_size
     for g, pool in enumerate(cache.pools):
         references: Counter[int] = Counter(tails[g] for tails in copying)
+        references.update(leased if g == 0 else ())
         written: Counter[int] = Counter()
         for sequence in running:
             table, dead = sequence.tables[g], sequence.dead[g]

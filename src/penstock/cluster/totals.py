@@ -20,6 +20,8 @@ def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
             running=total.running + more.running,
             waiting=total.waiting + more.waiting,
             waiting_tokens=total.waiting_tokens + more.waiting_tokens,
+            disk_blocks=total.disk_blocks + more.disk_blocks,
+            disk_bytes=total.disk_bytes + more.disk_bytes,
             blocks_total=_sums(total.blocks_total, more.blocks_total),
             blocks_held=_sums(total.blocks_held, more.blocks_held),
             blocks_cached=_sums(total.blocks_cached, more.blocks_cached),

@@ -55,6 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int = DEFAULTS["pipeline_parallel_size"]
     expert_parallel: bool = DEFAULTS["expert_parallel"]  # the tensor ranks hold whole experts each
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
+    kv_disk: str = DEFAULTS["kv_disk"]  # see kv_disk.py; "": none
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine
     lease: LeasePlace | None = None  # None: no other engine shares the processors

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.checks.device import check_device_settings
+from penstock.config.checks.kv_disk import check_kv_disk
 from penstock.config.checks.model import check_model
 from penstock.config.checks.speculation import check_speculation
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
@@ -25,7 +26,7 @@ from penstock.declared.settings import ENGINE, SETTINGS
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
     *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
-    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log"),
+    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log", "kv_disk"),
 )
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -171,6 +172,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
         )
     check_model(values, sources, inputs.facts, inputs.hardware.device)
+    check_kv_disk(values, sources, inputs.facts, inputs.hardware.device)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
         raise ConfigError(
             f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "
@@ -218,10 +220,12 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
     _check_tenants(values, sources)
     least, most = replica_limits(values["replicas"])
     several = (least, most) != (1, 1)
-    if several and (values["api_processes"] > 1 or (values["sleep_after"] and least) or values["event_log"]):
+    one_file = values["event_log"] or values["kv_disk"]  # which one engine can use at a time
+    if several and (values["api_processes"] > 1 or (values["sleep_after"] and least) or one_file):
         raise ConfigError(
             f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
-            "--event-log and, unless it is 0:MAX, --sleep-after: leave them out, or start engines with penstock engine"
+            "--event-log, --kv-disk and, unless it is 0:MAX, --sleep-after: leave them out, or start engines with "
+            "penstock engine"
         )
     if values["repository"] and several:
         raise ConfigError(

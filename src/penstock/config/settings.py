@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from penstock.config.kv_disk import read_kv_disk
 from penstock.config.origins import read_hosts, read_networks, read_origins
 from penstock.config.sizes import parse_bytes, replica_limits
 from penstock.config.texts import check_key, check_revision
@@ -43,6 +44,11 @@ def _replicas(value: Any) -> Any:
     return str(value).strip()
 
 
+def _kv_disk(value: Any) -> Any:
+    read_kv_disk(str(value))
+    return str(value)
+
+
 def _names(value: Any) -> Any:
     names = [
         part.strip()
@@ -67,6 +73,7 @@ _SPECIAL: Mapping[str, Any] = {
     "load_model": Annotated[tuple[str, ...], BeforeValidator(_names)],
     "wires": Annotated[str, BeforeValidator(_wires)],
     "replicas": Annotated[str, BeforeValidator(_replicas)],
+    "kv_disk": Annotated[str, BeforeValidator(_kv_disk)],
 }
 
 

@@ -54,6 +54,14 @@ class InProcessExecutor:
         if self._runner is not None:
             self._runner.trim(limits)
 
+    def page(self, block: int) -> memoryview:
+        """See HasPages (tier/open.py)."""
+        from penstock.runtime.runner import ModelRunner  # not above: it imports torch
+
+        if not isinstance(self._runner, ModelRunner):
+            raise ValueError("--kv-disk: this model keeps no pages of its texts: leave it out")
+        return self._runner.pages.page(block)
+
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""
 

@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from penstock.config.engine import EngineConfig
+from penstock.config.kv_disk import read_kv_disk
 from penstock.engine.core import EngineCore
 from penstock.engine.error_text import error_text
 from penstock.engine.executor import InProcessExecutor, step_lease
@@ -19,6 +20,9 @@ from penstock.engine.link.wire import Ended, Ready
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor, StepLease
 from penstock.schedule import EventFile, Scheduler, SchedulerConfig
+
+if TYPE_CHECKING:
+    from penstock.engine.tier.open import PageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +61,20 @@ def run_engine(
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
         with contextlib.ExitStack() as held:
+            folder = held.enter_context(contextlib.closing(_page_folder(config))) if config.kv_disk else None
             log = _event_log(held, config.event_log) if config.event_log else None
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
             if limits.speculation != "off":
                 limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
+            tier = None if folder is None else held.enter_context(folder.tier(scheduler, executor, capacity))
             core = EngineCore(
                 *(scheduler, executor, channel.post, capacity),
                 incarnation=config.incarnation,
                 clock=time.monotonic,
                 lease=backend.lease(config),
+                tier=tier,
             )
             on_loaded()
             channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
@@ -76,6 +83,12 @@ def run_engine(
         channel.announce(Ended(error_text(error)))
         return False
     return True
+
+
+def _page_folder(config: EngineConfig) -> "PageFolder":
+    from penstock.engine.tier.open import PageFolder  # not above: only an engine with a disk tier needs it
+
+    return PageFolder(read_kv_disk(config.kv_disk))
 
 
 def _event_log(held: contextlib.ExitStack, path: str) -> EventFile:

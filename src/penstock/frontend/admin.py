@@ -1,4 +1,4 @@
-"""The operator's routes: reload, sleep and wake. All but /reload have vLLM's names."""
+"""The operator's routes: reload, sleep, wake and the prefix cache. All but /reload have vLLM's names."""
 
 import asyncio
 from typing import Protocol
@@ -13,6 +13,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import request_info
 from penstock.frontend.http.keys import Keys
 from penstock.frontend.registry import ModelRegistry
+from penstock.messages import ResetCache
 
 _SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
 
@@ -37,6 +38,7 @@ class AdminRoutes:
             Route("/sleep", self._sleep, methods=["POST"]),
             Route("/wake_up", self._wake, methods=["POST"]),
             Route("/is_sleeping", self._is_sleeping),
+            Route("/reset_prefix_cache", self._reset_cache, methods=["POST"]),
         ]
 
     async def _reload(self, request: Request) -> Response:
@@ -59,6 +61,13 @@ class AdminRoutes:
     async def _is_sleeping(self, request: Request) -> Response:
         _check_admin(request)
         return _json({"is_sleeping": self._models.default.asleep})
+
+    async def _reset_cache(self, request: Request) -> Response:
+        _check_admin(request)
+        model = self._models.default
+        await model.wake()  # an engine that sleeps may have a disk tier
+        await model.model.client.control(ResetCache())
+        return _json({"reset": True})
 
 
 def _check_admin(request: Request) -> None:

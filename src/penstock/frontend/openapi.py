@@ -36,6 +36,7 @@ _ADMIN: dict[str, tuple[str, str, Any]] = {
     ),
     "/sleep": ("post", "End the engine until a request comes", _ASLEEP),
     "/wake_up": ("post", "Start the engine", _ASLEEP),
+    "/reset_prefix_cache": ("post", "Empty the prefix cache, and delete the disk tier's files", {"reset": bool}),
     "/is_sleeping": ("get", "Whether the engine is asleep", _ASLEEP),
 }
 _MAYBE = (str, None)

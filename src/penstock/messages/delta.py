@@ -94,6 +94,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     waiting_tokens: int = 0  # of the prompts of waiting requests, where several processes share the engine
+    # The disk tier (--kv-disk), in blocks:
+    disk_blocks: int = 0  # that it has now
+    disk_bytes: int = 0  # of their files
+    disk_reads: int = 0
+    disk_writes: int = 0
+    disk_failures: int = 0  # that could not be read or written
+    disk_dropped: int = 0  # that were evicted from memory before they could be written
 
     def ended(self) -> "EngineStats":
         """The counters of an engine that has ended."""
@@ -123,6 +130,7 @@ _COUNTERS = (
     *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens", "decode_tokens"),
     *("drafts", "draft_tokens", "accepted_tokens"),
     *("step_seconds", "forward_seconds", "sample_seconds"),
+    *("disk_reads", "disk_writes", "disk_failures", "disk_dropped"),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
+from penstock.config.kv_disk import read_kv_disk
 from penstock.config.machine.gpu import too_few_gpus
 from penstock.config.tenants.file import read_tenants
 from penstock.families import ModelSpec
@@ -36,6 +37,8 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     engine = resolved.engine
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
+    if engine.kv_disk:
+        check_folder(f"--kv-disk {engine.kv_disk}: the folder", read_kv_disk(engine.kv_disk).folder)
     if resolved.server.state_dir not in ("auto", "none"):
         check_folder("--state-dir", resolved.server.state_dir)
     check_tls(resolved.server)

@@ -35,6 +35,7 @@ class BlockPool:
         self._fences = [0] * num_blocks
         self._fence_queue: deque[tuple[int, int]] = deque()
         self._changed: dict[bytes, bool] | None = None  # since the last `changes`: keys, and whether they are published
+        self._retired: list[bytes] | None = None  # keys since the last `retired`, in the order of their retirement
 
     @property
     def total(self) -> int:
@@ -152,13 +153,22 @@ class BlockPool:
         self._changed = {}
         return changed
 
+    def retired(self) -> list[bytes]:
+        """The keys of blocks that have become cached since the last call. The first call returns none, and begins to
+        note them."""
+        retired, self._retired = self._retired or [], []
+        return retired
+
     def _retire(self, block: int) -> None:
         if block >= self.limit:
             return
-        if self._keys[block] is None:
+        key = self._keys[block]
+        if key is None:
             heappush(self._free, block)
-        else:
-            self._evictable[block] = None
+            return
+        self._evictable[block] = None
+        if self._retired is not None:
+            self._retired.append(key)
 
     def _unpublish(self, block: int) -> None:
         key = self._keys[block]

@@ -56,6 +56,11 @@ class KVCache:
             for pool, tail in zip(self.pools, tails, strict=True):
                 pool.free((tail,), self._fence)
 
+    @property
+    def fence(self) -> int:
+        """The newest outstanding plan; 0 when there is none."""
+        return self._fence
+
     # -- where a sequence can start ---------------------------------------------------------------------------
 
     def find(self, sequence: Sequence, spare: int) -> Hit | None:

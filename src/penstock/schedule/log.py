@@ -77,6 +77,25 @@ class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
+class Lent(msgspec.Struct, frozen=True, tag="lend"):
+    """See BlockLeases, also for the events below."""
+
+    keys: tuple[bytes, ...]
+
+
+class Reserved(msgspec.Struct, frozen=True, tag="reserve"):
+    pass
+
+
+class Imported(msgspec.Struct, frozen=True, tag="import"):
+    block: int
+    key: bytes
+
+
+class Returned(msgspec.Struct, frozen=True, tag="return"):
+    blocks: tuple[int, ...]
+
+
 Event = (
     Started
     | Added
@@ -90,6 +109,10 @@ Event = (
     | CacheReset
     | Resized
     | StepsLimited
+    | Lent
+    | Reserved
+    | Imported
+    | Returned
 )
 
 

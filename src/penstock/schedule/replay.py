@@ -11,8 +11,12 @@ from penstock.schedule.log import (
     Dropped,
     Event,
     Finished,
+    Imported,
+    Lent,
     Planned,
     Resized,
+    Reserved,
+    Returned,
     Started,
     StartedOver,
     StepsLimited,
@@ -69,6 +73,14 @@ def replay(events: Iterable[Event]) -> list[StepPlan]:
                 scheduler.resize(limits)
             case StepsLimited(seconds):
                 scheduler.limit_steps(seconds)
+            case Lent(keys):
+                scheduler.leases.lend(keys)
+            case Reserved():
+                scheduler.leases.reserve()
+            case Imported(block, key):
+                scheduler.leases.publish(block, key)
+            case Returned(blocks):
+                scheduler.leases.give_back(blocks)
     return plans
 
 

@@ -21,6 +21,7 @@ from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
 from penstock.schedule.late import first_due, late_requests
+from penstock.schedule.leases import BlockLeases
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
@@ -67,6 +68,7 @@ class Scheduler:
         self._output = capacity.output
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self.watch_blocks, self.block_changes = self._cache.watch, self._cache.changes  # see there
+        self.leases = BlockLeases(self._cache, self._record)
         self._live = LiveRequests(policy or DueOrder(), config, capacity.block_size)
         self.first_due = partial(first_due, self._live, config.max_num_seqs)  # see there
         self._charge = self._live.waiting.charge
@@ -368,6 +370,11 @@ class Scheduler:
     def num_running(self) -> int:
         """The number of sequences that have blocks and take part in steps."""
         return len(self._live.running)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens computed so far that continue no output."""
+        return self._computed_tokens - self._decode_tokens
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0

@@ -36,8 +36,9 @@ SERVER = (
     "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
     "--log-level debug --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 "
     "--api-key-file keys "
-    "--event-log events.jsonl --state-dir none --cors-origin https://ours.example --request-timeout 60 "
-    "--first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
+    "--event-log events.jsonl --kv-disk kv,1GiB,7 --state-dir none --cors-origin https://ours.example "
+    "--request-timeout 60 --first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost "
+    "--sleep-after 600"
 )
 FLEET = "--fleet-key secret --fleet-ca authority.pem"
 TENANTS = (
@@ -47,7 +48,7 @@ TENANTS = (
 HOST = (  # of an engine alone
     "--served-model-name ours --fleet-key secret --allow-insecure-bind --tls-certificate cert.pem --tls-key key.pem "
     "--max-waiting 64 --max-waiting-tokens 9000 --target-itl 50 --step-deadline 60 --drain-timeout 5 --log-format text "
-    "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl "
+    "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl --kv-disk kv,1GiB "
     "--preemption-notice preempted"
 )
 SAMPLING = (

@@ -135,8 +135,14 @@ class Reloader:
             hardware = detect_device(given.settings.device)
         prepared = self._fit(found, hardware, running, beside)
         self._check_server(prepared.resolved.server, given)
-        if beside and prepared.resolved.engine.event_log:
-            raise ConfigError("--event-log: two engines cannot write one file at a time; use --drain-first")
+        engine = prepared.resolved.engine
+        if beside and (engine.event_log or engine.kv_disk):
+            name = (
+                "--event-log: two engines cannot write one file"
+                if engine.event_log
+                else ("--kv-disk: two engines cannot use one folder")
+            )
+            raise ConfigError(f"{name} at a time; use --drain-first")
         return LoadedVersion.of(prepared, given)
 
     def _check_server(self, new: ServerConfig, given: Given) -> None:

@@ -42,7 +42,7 @@ from penstock.frontend.tenants.office import TenantOffice
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
-ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
+ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping", b"/reset_prefix_cache"))
 # Of a server with a repository: they load and unload models, and register memory.
 ADMIN_PREFIXES = (b"/v2/repository/models/", b"/v2/systemsharedmemory/")
 

@@ -1,0 +1,27 @@
+"""Refuses --kv-disk with models and settings that it does not go with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.config.facts import ModelFacts
+from penstock.config.sources import ConfigError
+
+
+def check_kv_disk(values: Mapping[str, Any], sources: Mapping[str, str], facts: ModelFacts, device: str) -> None:
+    """Raise ConfigError if the disk tier does not go with this model or these settings."""
+    if not values["kv_disk"]:
+        return
+    ranks = values["tensor_parallel_size"] * values["pipeline_parallel_size"]
+    if facts.state_elements or len(facts.groups) != 1:
+        why = "this model keeps states, or its layers see windows of different sizes: leave it out"
+    elif facts.pooling is not None:
+        why = "this model gives vectors, and nothing is kept of its texts: leave it out"
+    elif device != "cpu":
+        why = "the KV cache must be in the host's memory: set --device cpu, or leave it out"
+    elif ranks > 1 or values["distributed_executor"] != "auto":
+        why = "the KV cache must be in one process: leave it out, or the settings that divide the model among ranks"
+    elif not values["enable_prefix_caching"]:
+        why = f"--enable-prefix-caching ({sources['enable_prefix_caching']}) is off: leave one of the two out"
+    else:
+        return
+    raise ConfigError(f"--kv-disk ({sources['kv_disk']}) is {values['kv_disk']}, but {why}")

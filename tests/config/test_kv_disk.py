@@ -1,0 +1,50 @@
+"""--kv-disk: its value, and what it does not go with."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.config import ConfigError, ModelFacts
+from penstock.config.facts import PoolingFacts
+from penstock.config.kv_disk import DAYS, KVDisk, read_kv_disk
+from tests.config.models import FULL, MIXED, WINDOWED
+from tests.config.test_gpu import on
+from tests.config.test_resolve import resolve
+
+DISK = "/var/cache/kv,100GiB"
+
+
+def test_its_value() -> None:
+    assert read_kv_disk(DISK) == KVDisk("/var/cache/kv", 100 << 30, DAYS)
+    assert read_kv_disk("kv,1.5GB,0.5") == KVDisk("kv", 1_500_000_000, 0.5)
+    assert resolve(WINDOWED, kv_disk=DISK).engine.kv_disk == DISK
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kv", "kv,", ",1GiB", "kv,0", "kv,1GiB,0", "kv,1GiB,nan", "kv,1GiB,1,2", "a,b,1GiB"]
+)
+def test_any_other_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="give a folder without a comma, a size"):
+        read_kv_disk(text)
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags", "words"),
+    [
+        (MIXED, {}, "windows of different sizes: leave it out"),
+        (replace(FULL, pooling=PoolingFacts(task="embed", mode="last", width=8, encoder=False)), {}, "gives vectors"),
+        (FULL, {"tensor_parallel_size": 2}, "in one process: leave it out"),
+        (FULL, {"enable_prefix_caching": False}, "--enable-prefix-caching (command line) is off"),
+        (FULL, {"replicas": "2"}, "does not go with"),
+    ],
+)
+def test_what_it_does_not_go_with_is_named(facts: ModelFacts, flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(facts, kv_disk=DISK, **flags)
+    assert words in str(refused.value) and "--kv-disk" in str(refused.value)
+
+
+def test_a_gpu_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-disk \(command line\) is .*: set --device cpu, or leave it out"):
+        on(kv_disk=DISK)
