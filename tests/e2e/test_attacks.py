@@ -8,15 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, gauge, serving
+from tests.e2e.server import Server, gauge, serving
 from tests.frontend.http.flooding import FLOODS
 from tests.frontend.http.test_floods import flooding
+from tests.patience import PATIENCE
 from tests.text.test_hostile_grammars import HOSTILE, any_two, chained
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Write a long story about a river."}]
 TOKENS = 600
-LONGEST = 2.0  # seconds, of a gap beside an attack: the machine may be busy with other tests; it was 36 s
+LONGEST = 10.0  # seconds, of a gap beside an attack: the machine may be busy with other tests; it was 36 s
 # The checker follows 512 bytes of a text, so that only the engine meets what comes after 520.
 HIDDEN = {
     "hidden": any_two(6).replace("start: r0", "start: /[a-z]{520}/ r0"),

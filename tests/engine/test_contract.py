@@ -27,7 +27,8 @@ from penstock.messages import (
     Wake,
 )
 from tests.engine.processes import descriptors
-from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
+from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start
+from tests.patience import PATIENCE, until
 from tests.plan_checks import logprob_row
 from tests.schedule.simulated import request
 
@@ -292,7 +293,7 @@ async def test_a_control_message_is_answered_beside_streams(engine: Starter) -> 
     client = await engine(Scenario(step_seconds=0.005))
     running = asyncio.create_task(ask(client, request("a", 6, 200)))
     await until(lambda: client.stats().running, "it to run")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         for _ in range(5):
             assert isinstance(await client.control(ResetCache()), ForgottenBlocks)
     assert not running.done()

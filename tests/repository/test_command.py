@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import PATIENCE, serving
+from tests.e2e.server import serving
+from tests.patience import PATIENCE
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import put
 

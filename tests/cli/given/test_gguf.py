@@ -15,8 +15,7 @@ from penstock.prepare.model import find_model
 from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 from tests.gguf_models import write_gguf
-
-AT_ONCE = 5.0  # seconds longer than the same command takes that finds no file
+from tests.patience import AT_ONCE
 
 Written = Callable[..., Path]
 

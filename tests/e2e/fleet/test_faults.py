@@ -18,7 +18,8 @@ from penstock.messages import Drain
 from tests.e2e.fleet.engines import KEY, EngineHostProcess, engines
 from tests.e2e.fleet.requests import TOKENS, made, said
 from tests.e2e.fleet.trials import KINDS, run
-from tests.engine.simulated import Answer, ask, until
+from tests.engine.simulated import Answer, ask
+from tests.patience import until
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ async def front(addresses: str) -> AsyncIterator[FleetClient]:
 
 
 async def joined(fleet: FleetClient, count: int) -> None:
-    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == count, f"{count} engines", 120)
+    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == count, f"{count} engines")
 
 
 async def undisturbed(fleet: FleetClient, count: int, tokens: int = TOKENS) -> list[tuple[object, ...]]:
@@ -154,9 +155,9 @@ async def test_a_lost_host_and_a_drained_one(tmp_path: Path) -> None:
             got, gap = await disturbed(fleet, 8, 0.05, kill_drain_and_terminate, 400)
             assert got == expected
             assert gap < 4.0, "a closed connection is seen at once"
-            await until(lambda: hosts[1].process.poll() == 0, "the drained engine to end", 20)
+            await until(lambda: hosts[1].process.poll() == 0, "the drained engine to end")
             hosts[2].kill(signal.SIGTERM)
-            await until(lambda: hosts[2].process.poll() == 0, "the engine to end", 20)
+            await until(lambda: hosts[2].process.poll() == 0, "the engine to end")
             await until(lambda: not any(one.status == "ready" for one in fleet.replicas), "all to be gone")
             named.write_text("")
             late = asyncio.create_task(ask(fleet, made(0, 5)))
