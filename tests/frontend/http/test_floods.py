@@ -83,9 +83,8 @@ async def test_a_request_is_answered_beside_those_that_are_given_up(make_site: S
                 assert head.startswith(b"HTTP/1.1 200"), head
                 seconds.append(time.monotonic() - began)
                 writer.close()
-            assert min(seconds) < AT_ONCE, (
-                seconds
-            )  # behind connections that the kernel has accepted, and that have gone
+            # Behind connections that the kernel has accepted, and that have gone.
+            assert min(seconds) < AT_ONCE, seconds
 
 
 async def test_a_request_that_is_cancelled_before_its_turn_is_not_run(make_site: SiteMaker) -> None:
