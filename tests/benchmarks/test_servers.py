@@ -12,7 +12,6 @@ from tests.patience import wait_for
 
 BENCHMARK = """
 import sys, time, servers
-from tests.patience import wait_for
 print(servers.start(["sleep", "600"], start_new_session=True).pid, flush=True)
 time.sleep(600)
 """

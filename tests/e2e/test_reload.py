@@ -73,8 +73,8 @@ def another_version(folder: Path) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        ("python-8m", "", 600, 1),
-        ("python-8m", "", 600, 3),
+        ("python-8m", "", 400, 1),
+        ("python-8m", "", 400, 3),
         pytest.param(("smollm2-135m", "python-8m", 250, 1), marks=pytest.mark.rare),
     ],
     ids=["python-8m", "three-processes", "smollm2"],

@@ -19,7 +19,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site, live
-from tests.frontend.http.test_connections import connection, request, status_of
+from tests.frontend.http.raw import connection, request, status_of
 from tests.frontend.loop_time import Record
 from tests.patience import PATIENCE, until
 

@@ -1,25 +1,23 @@
-"""Real sockets: clients that go, stall, flood or do not read; and a server that starts and stops."""
+"""Real sockets: clients that go, stall, flood or do not read."""
 
 import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-import uvloop
 
-from penstock.frontend import RequestLimits, serve
-from penstock.frontend.http import server
+from penstock.frontend import RequestLimits
 from penstock.frontend.http.connection import BoundedProtocol
-from penstock.messages import EngineError
-from tests.frontend.conftest import Site, listening, live, parse_events
+from tests.frontend.conftest import Site, live, parse_events
+from tests.frontend.http.raw import connection, event_loop_policy, next_answer, request, reset, status_of
 from tests.patience import PATIENCE, until
+
+__all__ = ["event_loop_policy"]
 
 PROMPT = {"prompt": "hello", "max_tokens": 60}
 USER = {"messages": [{"role": "user", "content": "hello"}]}
@@ -30,47 +28,6 @@ CALLS = [
     ("/v1/chat/completions", {**USER, "stream": True}),
     ("/v1/chat/completions", USER),
 ]
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop of production."""
-    return uvloop.EventLoopPolicy()
-
-
-def request(path: str, fields: dict[str, Any]) -> bytes:
-    body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-@contextlib.asynccontextmanager
-async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def status_of(reader: asyncio.StreamReader) -> int:
-    return int((await reader.readline()).split()[1])
-
-
-async def next_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, Any]:
-    """Returns the status, the headers and the decoded body of a connection's next answer."""
-    status = await asyncio.wait_for(status_of(reader), PATIENCE)
-    head = await reader.readuntil(b"\r\n\r\n")
-    return status, head, json.loads(await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0])))
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    """Closes at once with a reset, as a crashed client's machine does."""
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    writer.transport.abort()
 
 
 @pytest.mark.parametrize(("path", "fields"), CALLS)
@@ -359,123 +316,3 @@ async def test_http_1_0_has_no_chunked_coding(site: Site, path: str, fields: dic
         assert b"chunked" in answers[b"1.1"][0] and parse_events(body)
     else:
         assert json.loads(body)["choices"]
-
-
-@contextlib.asynccontextmanager
-async def stream_in_flight(
-    site: Site,
-) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None], asyncio.Task[httpx.Response]]]:
-    """A client of a server, the server, and an answer that goes on when `site.engine.gate` is set."""
-    site.engine.gate = asyncio.Event()
-    sock = listening()
-    running = asyncio.create_task(serve(site.app, sock))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
-        stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
-        await until(lambda: site.engine.running == 1)
-        yield http, running, stream
-
-
-async def test_stopping_lets_streams_finish(site: Site) -> None:
-    site.says("hello world")
-    async with stream_in_flight(site) as (http, running, stream):
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: site.app.lifecycle.draining)
-        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 503
-        assert (await http.get("/readyz")).status_code == 503
-        assert not site.engine.closed
-        site.engine.gate.set()
-        events = parse_events((await stream).content)
-        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
-        await asyncio.wait_for(running, PATIENCE)
-    assert site.engine.closed
-    with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", http.base_url.port)
-
-
-async def test_before_it_drains_a_server_answers_and_is_not_ready(site: Site) -> None:
-    """For `delay` seconds, of which the second signal takes the rest away."""
-    sock = listening()
-    running = asyncio.create_task(serve(site.app, sock, delay=60))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
-        assert (await http.get("/readyz")).status_code == 200
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: site.app.lifecycle.stopping)
-        assert (await http.get("/readyz")).json() == {"status": "stopping"}
-        assert (await http.get("/livez")).status_code == 200
-        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
-        assert not site.app.lifecycle.draining and not running.done()
-        await asyncio.sleep(server.ONE_STOP_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, PATIENCE)
-    assert site.app.lifecycle.draining and site.engine.closed
-
-
-async def test_a_delay_ends_by_itself_and_with_the_engine(make_site: Callable[..., Site]) -> None:
-    for ends in (False, True):
-        site, stop = make_site(), asyncio.Event()
-        running = asyncio.create_task(serve(site.app, listening(), stop=stop, delay=60 if ends else 0.2))
-        stop.set()
-        await until(lambda site=site: site.app.lifecycle.stopping)  # type: ignore[misc]
-        if not ends:
-            await asyncio.wait_for(running, PATIENCE)
-            continue
-        site.engine.status = "ended"
-        with pytest.raises(EngineError, match="the engine ended before"):
-            await asyncio.wait_for(running, PATIENCE)
-
-
-async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
-    sock = listening()
-    await asyncio.wait_for(serve(site.app, sock, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20)
-    assert site.app.lifecycle.draining and site.engine.closed
-
-
-@pytest.mark.parametrize("how", ["timeout", "second signal"])
-async def test_stopping_ends_streams_that_take_too_long(
-    make_site: Callable[..., Site], how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "ONE_STOP_SECONDS", 0.0)
-    site = make_site(drain_timeout=0.2 if how == "timeout" else 60)
-    async with stream_in_flight(site) as (_, running, stream):
-        os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: site.app.lifecycle.draining)
-        if how == "second signal":
-            os.kill(os.getpid(), signal.SIGINT)
-        *_, last = parse_events((await stream).content)
-        assert last["error"]["code"] == "engine_unavailable"
-        await asyncio.wait_for(running, PATIENCE)
-    assert site.engine.running == 0
-
-
-async def test_signals_at_once_are_one_and_a_hangup_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timeout` and `make` send SIGTERM to their group and once more to the server."""
-    monkeypatch.setattr(server, "ONE_STOP_SECONDS", 60.0)  # this process may stand still between two signals
-    site.says("hello world")
-    async with stream_in_flight(site) as (_, running, stream):
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.05)
-        assert not site.app.lifecycle.draining
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
-            await asyncio.sleep(0.02)
-        assert site.app.lifecycle.draining and not site.engine.closed
-        site.engine.gate.set()
-        events = parse_events((await stream).content)
-        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
-        await asyncio.wait_for(running, PATIENCE)
-
-
-async def test_a_server_ends_with_its_engine(site: Site) -> None:
-    sock = listening()
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    running = asyncio.create_task(serve(site.app, sock, stop=asyncio.Event()))
-    async with httpx.AsyncClient(base_url=url) as http:
-        assert (await http.get("/readyz")).status_code == 200
-        site.engine.status = "restarting"
-        assert (await http.get("/readyz")).json() == {"status": "the engine is started again"}
-        assert (await http.get("/livez")).status_code == 200
-        site.engine.status = "ended"
-        assert (await http.get("/livez")).status_code == 503
-        with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
-            await asyncio.wait_for(running, PATIENCE)
-    assert site.engine.closed

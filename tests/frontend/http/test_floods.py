@@ -11,7 +11,7 @@ import pytest
 
 from tests.frontend.conftest import Site, live
 from tests.frontend.http.flooding import FLOODS, HANDSHAKE, POST, begin, cancel
-from tests.frontend.http.test_connections import event_loop_policy
+from tests.frontend.http.raw import event_loop_policy
 from tests.frontend.loop_time import slowness
 from tests.patience import AT_ONCE, PATIENCE, until
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.frontend.conftest import NAME, Site, live
-from tests.frontend.http.test_connections import connection, event_loop_policy, next_answer
+from tests.frontend.http.raw import connection, event_loop_policy, next_answer
 from tests.patience import PATIENCE
 
 __all__ = ["event_loop_policy"]

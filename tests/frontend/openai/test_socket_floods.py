@@ -11,7 +11,7 @@ import pytest
 from penstock.frontend import RequestLimits
 from penstock.frontend.http.websocket import MOST_FRAMES
 from tests.frontend.conftest import Site, live
-from tests.frontend.http.test_connections import event_loop_policy
+from tests.frontend.http.raw import event_loop_policy
 from tests.frontend.openai.test_sockets import PATH
 from tests.patience import PATIENCE, until
 
