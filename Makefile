@@ -14,8 +14,7 @@ ARGS ?=
 # Index of PyTorch's builds for CPUs, which machines without an NVIDIA GPU take. TORCH_INDEX= leaves the choice to pip.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(VENV)/bin/python scripts/install_torch.py "$(TORCH_INDEX)"
-# Images set the second one; every process that the tests start would compile our modules again.
-TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
+TESTS := OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 # One process more than processors: tests of servers often wait.
 PYTEST := $(TESTS) pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 

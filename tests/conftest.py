@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+def pytest_collection_finish() -> None:
+    """The tests and their modules stay as they are, as what a server has when it is ready: a collection of garbage that
+    walks over them takes a second, in which this process cannot answer a server."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def any_processor() -> Iterator[None]:
     """A team of native threads keeps whoever makes it on one processor, and all that is started from there: not beyond

@@ -1,17 +1,17 @@
 """Flags of the scripts that time ops: a mistake is one clear line."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import step as step_script
+from results import run_command
 
+import kernels as kernels_script
 from penstock.config.machine.gpu import with_gpu
 from penstock.prepare import model
 from tests.cli.test_device import H200, machine
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+COMMANDS = {"step": step_script.step, "kernels": kernels_script.kernels}
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,21 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         (("kernels", "--threads", "9999"), ("--threads 9999", "cores")),
     ],
 )
-def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_a_mistake_is_one_clear_line(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     script, *flags = arguments
-    command = [sys.executable, str(FOLDER / f"{script}.py"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"{script}.py: ") and done.stderr.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{script}.py", *flags])
+    with pytest.raises(SystemExit) as end:
+        run_command(COMMANDS[script])
+    said = capfd.readouterr().err
+    assert end.value.code == 2
+    assert said.startswith(f"{script}.py: ") and said.count("\n") == 1
     for word in words:
-        assert word in done.stderr
+        assert word in said
 
 
 def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

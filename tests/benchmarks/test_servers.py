@@ -3,12 +3,12 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.engine.processes import alive
+from tests.patience import wait_for
 
 BENCHMARK = """
 import sys, time, servers
@@ -27,7 +27,4 @@ def test_a_server_ends_with_the_benchmark(number: signal.Signals) -> None:
         server = int(benchmark.stdout.readline())
         assert alive(server)
         benchmark.send_signal(number)
-    end = time.monotonic() + 10
-    while alive(server):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: not alive(server), "the server to end")

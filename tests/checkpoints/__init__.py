@@ -5,7 +5,7 @@ scales matter.
 """
 
 from tests.checkpoints.sizes import END, END_TURN, SIZES
-from tests.checkpoints.variants import DIVISIBLE, ON_GPUS, STATES, VARIANTS, WITH_OFFSET
+from tests.checkpoints.variants import DIVISIBLE, ON_GPUS, STATES, TYPICAL, VARIANTS, WITH_OFFSET
 from tests.checkpoints.write import randomise, split_checkpoint, tiny_model, write_tiny_checkpoint, write_tokenizer
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ON_GPUS",
     "SIZES",
     "STATES",
+    "TYPICAL",
     "VARIANTS",
     "WITH_OFFSET",
     "randomise",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.batch import _answered, _open_answers
+from tests.patience import wait_for
 
 REQUESTS = 40
 
@@ -50,10 +51,7 @@ def answers_of(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    end = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < end, "no answers came"
-        time.sleep(0.01)
+    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, f"{count} answers", tick=0.01)
 
 
 def check(answers: Path) -> None:

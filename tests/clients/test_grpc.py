@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.matrix import CLIENTS, PROGRAMS, Client
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
+from tests.patience import wait_for
 from tests.ports import free_port
 from tests.smollm2 import smollm2
 
@@ -53,9 +54,7 @@ def ends(process: subprocess.Popen[str]) -> None:
 def test_tritonclient(triton: Client, served: Server, port: int) -> None:
     ends(client(triton, port, "all"))
     running = "penstock_num_requests_running"
-    wait_for(
-        lambda: gauge(served.get("/metrics").text, running) == 0, PATIENCE, "what was cancelled to end in the engine"
-    )
+    wait_for(lambda: gauge(served.get("/metrics").text, running) == 0, "what was cancelled to end in the engine")
 
 
 @pytest.mark.parametrize("served", [("--api-key", "secret")], indirect=True)

@@ -19,7 +19,8 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 from websockets.sync.client import connect
 
 from tests.clients.strict import unknown_fields
-from tests.e2e.server import PATIENCE, Server, serving
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {

@@ -5,7 +5,8 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.e2e.server import PATIENCE, Server, gauge, wait_for
+from tests.e2e.server import Server, gauge
+from tests.patience import wait_for
 
 PROMPTS = ("Name a river.", "Name a lake.", "Count to five.", "Say hello.")
 
@@ -43,9 +44,9 @@ def test_cancelled_chats_end_in_the_engine(server: Server) -> None:
             opened.send(
                 json.dumps({"id": str(i), "body": body("Count.", stream=True, ignore_eos=True, max_tokens=2000)})
             )
-        wait_for(lambda: gauge(server.get("/metrics").text, running) == 6, PATIENCE, "six requests to run")
+        wait_for(lambda: gauge(server.get("/metrics").text, running) == 6, "six requests to run")
         for i in range(6):
             opened.send(json.dumps({"id": str(i), "cancel": True}))
         got = ended(opened, {str(i) for i in range(6)})
         assert {events[-1]["type"] for events in got.values()} == {"cancelled"}
-    wait_for(lambda: gauge(server.get("/metrics").text, running) == 0, PATIENCE, "no request to run")
+    wait_for(lambda: gauge(server.get("/metrics").text, running) == 0, "no request to run")

@@ -13,7 +13,8 @@ from penstock.cluster.load import LoadMeter
 from penstock.cluster.place import PlacedEngine, PlacementError
 from penstock.cluster.scale import ScalePolicy
 from penstock.engine.inprocess import start_thread
-from tests.engine.simulated import BACKEND, Scenario, ask, config, expected, until
+from tests.engine.simulated import BACKEND, Scenario, ask, config, expected
+from tests.patience import until
 from tests.schedule.simulated import request
 
 STEP = 0.005
@@ -83,12 +84,12 @@ async def test_to_zero_and_back(fleet: FleetClient) -> None:
     engines = Threads(fleet)
     scaler = Autoscaler(fleet, engines, ELASTIC)
     fleet.keep(scaler.run())
-    await until(lambda: fleet.state.status == "asleep", "a fleet without engines", 5)
+    await until(lambda: fleet.state.status == "asleep", "a fleet without engines")
     for number in range(2):
         asked = request(f"r{number}", 5, 10)
         assert (await ask(fleet, asked)).choices[0] == expected(asked), "the front has held it"
         assert fleet.state.status == "ready" and engines.starts > number
-        await until(lambda: not fleet.replicas and fleet.state.status == "asleep", "its end", 10)
+        await until(lambda: not fleet.replicas and fleet.state.status == "asleep", "its end")
     reasons = [decision.reason for decision in scaler.decisions]
     assert any("a request waits" in reason for reason in reasons) and scaler.wanted == 0
 
@@ -99,13 +100,13 @@ async def test_load_brings_engines_and_its_end_takes_them(fleet: FleetClient) ->
     fleet.keep(scaler.run())
     asked = [request(f"r{number}", 5, 50) for number in range(24)]
     answers = asyncio.gather(*(ask(fleet, one) for one in asked))
-    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == 3, "three engines", 20)
+    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == 3, "three engines")
     assert [answer.choices[0] for answer in await answers] == [expected(one) for one in asked]
     long = request("long", 5, 300)
     last = asyncio.create_task(ask(fleet, long))
-    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == 1, "fewer engines", 20)
+    await until(lambda: sum(one.status == "ready" for one in fleet.replicas) == 1, "fewer engines")
     assert (await last).choices[0] == expected(long), "it ends where it was, or goes on elsewhere"
-    await until(lambda: not fleet.replicas, "no engine", 20)
+    await until(lambda: not fleet.replicas, "no engine")
 
 
 async def test_a_provider_that_fails_changes_nothing_and_is_logged_once(

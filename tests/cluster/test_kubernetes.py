@@ -11,7 +11,7 @@ from penstock.cluster.kubernetes import KubernetesApi, KubernetesEngines
 from penstock.cluster.place import PlacementError, reconcile
 from tests.cli.uses.right_uses import SCALED
 from tests.cluster.kubernetes_api import StandIn
-from tests.engine.simulated import until
+from tests.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -36,7 +36,6 @@ async def until_ready(cluster: StandIn, count: int) -> None:
     await until(
         lambda: sum(pod["status"]["phase"] == "Running" for pod in cluster.pods.values()) == count == len(cluster.pods),
         f"{count} pods",
-        5,
     )
 
 
@@ -92,11 +91,11 @@ async def test_a_lost_pod_is_replaced_and_a_late_one_ended(
 async def test_changes_are_seen_and_broken_watches_too(cluster: StandIn, engines: KubernetesEngines) -> None:
     await engines.engines()
     waiting = asyncio.create_task(engines.changed())
-    await until(lambda: any("watch" in path for _, path in cluster.asked), "the watch", 5)
+    await until(lambda: any("watch" in path for _, path in cluster.asked), "the watch")
     assert not waiting.done()
     cluster.replicas = 1
     await cluster._control()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await waiting
         cluster.cut_watches = True
         await engines.changed()
@@ -129,9 +128,9 @@ async def test_the_command_scales_until_it_is_ended(cluster: StandIn) -> None:
     words = SCALED.format(api=cluster.url).split()
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "penstock", *words)
     try:
-        await until(lambda: cluster.replicas == 2, "two engines to be ordered", 60)
+        await until(lambda: cluster.replicas == 2, "two engines to be ordered")
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.docs.processes import PATIENCE, SMALL, ExampleFailed, kill
 from tests.e2e.bound import bound
-from tests.e2e.server import status, wait_for
+from tests.e2e.server import status
+from tests.patience import wait_for
 from tests.ports import free_port
 
 PLAIN = "penstock serve"
@@ -59,7 +60,7 @@ class Served:
                 start_new_session=True,
             )
         try:
-            wait_for(self.is_ready, PATIENCE, "the server to be ready")
+            wait_for(self.is_ready, "the server to be ready")
         except BaseException:
             self.close()
             raise

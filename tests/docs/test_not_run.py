@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from itertools import pairwise
@@ -96,7 +97,8 @@ def _check_pip(name: str, words: list[str]) -> None:
 
 def _check_make(words: list[str]) -> None:
     """make has the target, and the program the arguments."""
-    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    command = ["make", "--dry-run", f"PYTHON={sys.executable}", *words]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     last = shlex.split(done.stdout.splitlines()[-1])
     if "tests.chaos" in last:
         root = typer.Typer()

@@ -15,6 +15,7 @@ from tests.docs.place import Stock, python_with
 from tests.docs.processes import ExampleFailed
 from tests.docs.servers import Served, Servers
 from tests.docs.shell import Shell
+from tests.often import often
 from tests.weights.standin_hub import serving_several
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
@@ -62,13 +63,13 @@ SLOW = (
     "benchmarks/README.md",
 )
 NAMES = [
-    pytest.param(name, marks=pytest.mark.rare if name in SLOW else ())
+    name
     for name, page in PAGES.items()
     if any(_runs(block, command) for block in blocks(page) if block.runs for command in block.commands())
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", often(NAMES, set(NAMES) - set(SLOW)))
 def test_the_examples_of_a_page_run(name: str, stock: Stock, shared: Callable[[str], Served], tmp_path: Path) -> None:
     folder = stock.lay_out(tmp_path / "place")
     servers = Servers(shared)

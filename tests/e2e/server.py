@@ -6,7 +6,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,20 +18,8 @@ from penstock.weights.packaged import EMBEDDED
 from tests.described import check_described
 from tests.e2e.bound import bound
 from tests.engine.processes import alive, children
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
-
-TICK = 0.05
-PATIENCE = 120.0  # seconds for an answer or an end: this machine may be busy with other things, or stand still
-
-
-def wait_for(condition, seconds: float, what: str):  # type: ignore[no-untyped-def]
-    """The first true value of `condition()`; AssertionError when `seconds` pass without one, those not counted in
-    which this process was stopped."""
-    for _ in range(round(seconds / TICK)):
-        if value := condition():
-            return value
-        time.sleep(TICK)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 def status(url: str, context: ssl.SSLContext | None = None) -> int:
@@ -115,7 +102,7 @@ def serving(
                 raise AssertionError(f"the server ended with {process.returncode}:\n{log.read_text()}")
             return status(server.url + "/readyz", context) == 200
 
-        wait_for(ready, ready_within, f"the server to be ready; so far:\n{log.read_text()}")
+        wait_for(ready, f"the server to be ready; so far:\n{log.read_text()}", ready_within)
         engines = children(process.pid)
         yield server
     finally:
@@ -127,4 +114,4 @@ def serving(
             process.kill()
             process.wait()
             raise AssertionError(f"the server did not end on SIGTERM:\n{log.read_text()}") from None
-        wait_for(lambda: not any(map(alive, engines)), PATIENCE, "the engine process to end")
+        wait_for(lambda: not any(map(alive, engines)), "the engine process to end")

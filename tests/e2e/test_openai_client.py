@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from tests.cli.test_help import penstock
-from tests.e2e.server import PATIENCE, Server, gauge, status, wait_for
+from tests.e2e.server import Server, gauge, status
+from tests.patience import PATIENCE, wait_for
 
 CODE = "def area(width, height):\n    "
 
@@ -170,7 +171,6 @@ def test_a_client_that_goes_away_is_aborted(model: str, server: Server) -> None:
         assert running >= 1
     wait_for(
         lambda: gauge(server.get("/metrics").text, "penstock_num_requests_running") == 0,
-        PATIENCE,
         "the abandoned request to leave",
     )
     assert gauge(server.get("/metrics").text, "penstock_generation_tokens_total") < before + 1500

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
+from tests.patience import PATIENCE, wait_for
 
 MOST = 1  # --max-priority
 REFUSED = "penstock_requests_refused_total"
@@ -64,7 +65,7 @@ class Clients:
 
 def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(narrow: Server) -> None:
     with Clients(narrow, 12, prompt="def f(", max_tokens=96, ignore_eos=True, priority=-MOST) as clients:
-        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_waiting") >= 8, PATIENCE, "a queue")
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_waiting") >= 8, "a queue")
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "priority": MOST})
         waited = time.monotonic() - start
@@ -85,7 +86,7 @@ def test_a_request_of_higher_priority_takes_a_place_that_is_taken(narrow: Server
         threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(2)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "both")
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, "both")
         return threads
 
     undisturbed: dict[int, str] = {}
@@ -112,7 +113,7 @@ def test_a_priority_out_of_range_is_refused_by_name(narrow: Server) -> None:
 def test_a_full_queue_refuses_at_once(narrow: Server) -> None:
     refused, begin = gauge(narrow.get("/metrics").text, REFUSED), len(narrow.log.read_text())
     with Clients(narrow, 30, prompt="def f(", max_tokens=96, ignore_eos=True) as clients:
-        wait_for(lambda: len(clients.refusals) >= 50 and 200 in clients.statuses, PATIENCE, "refusals")
+        wait_for(lambda: len(clients.refusals) >= 50 and 200 in clients.statuses, "refusals")
     assert clients.statuses == {200, 429}
     for refusal in clients.refusals:
         assert refusal.json()["error"]["code"] == "queue_full"
@@ -139,7 +140,7 @@ def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
         return answers[-1].status_code == 429
 
     with Clients(narrow, 4, prompt=[7] * 900, max_tokens=24, ignore_eos=True, seed=1) as clients:
-        wait_for(refused, PATIENCE, "a refusal")
+        wait_for(refused, "a refusal")
     assert 200 in clients.statuses
     assert {answer.status_code for answer in answers[:-1]} <= {200}
     assert "--max-waiting-tokens" in answers[-1].json()["error"]["message"]
@@ -172,7 +173,7 @@ def test_an_answer_ends_at_its_deadline(narrow: Server, way: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert answer.headers["x-should-retry"] == "false"
     assert late_requests(narrow) == before + 1
-    wait_for(lambda: nothing_runs(narrow), PATIENCE, "the engine to stop")
+    wait_for(lambda: nothing_runs(narrow), "the engine to stop")
     assert steps(narrow) - steps_before < LONG_STEPS, "the engine went on to the end"
 
 
@@ -187,15 +188,13 @@ def test_a_stream_that_has_begun_ends_with_an_event(narrow: Server) -> None:
     assert len(lines) > 5
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
-    wait_for(lambda: nothing_runs(narrow), PATIENCE, "the engine to stop")
+    wait_for(lambda: nothing_runs(narrow), "the engine to stop")
     assert steps(narrow) - steps_before < LONG_STEPS, "the engine went on to the end"
 
 
 def test_what_waits_too_long_for_its_first_token_is_given_up(narrow: Server) -> None:
     with Clients(narrow, 2, **{**LONG, "max_tokens": 800}) as clients:  # each goes on to its end
-        wait_for(
-            lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "two to run"
-        )
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, "two to run")
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "first_token_timeout": 0.5})
         waited = time.monotonic() - start

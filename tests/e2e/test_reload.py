@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from penstock.weights.packaged import embedded_model
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
 from tests.engine.processes import children, command_line
+from tests.patience import PATIENCE, wait_for
 
 # Without speculation: drafts from the same answers before would end the streams before all of them run at once.
 FLAGS = ("--seed", "7", "--speculation", "off")
@@ -72,8 +73,8 @@ def another_version(folder: Path) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        ("python-8m", "", 600, 1),
-        ("python-8m", "", 600, 3),
+        ("python-8m", "", 400, 1),
+        ("python-8m", "", 400, 3),
         pytest.param(("smollm2-135m", "python-8m", 250, 1), marks=pytest.mark.rare),
     ],
     ids=["python-8m", "three-processes", "smollm2"],
@@ -206,15 +207,13 @@ def test_streams_end_on_the_version_they_began_with(site: Site) -> None:
         second = fingerprint(server)
         assert said.startswith(f"ours {second} serves after ") and second != first
         assert_waits_for_the_version_before(server, load)
-        wait_for(
-            lambda: sum(answer.version == second for _, answer in load.short) >= 8, PATIENCE, "answers of the new model"
-        )
+        wait_for(lambda: sum(answer.version == second for _, answer in load.short) >= 8, "answers of the new model")
     site.served = site.other
     assert load.failures == []
     assert [answer and answer.text for answer in load.long] == undisturbed
     assert {answer and answer.version for answer in load.long} == {first}
     assert {answer.version for _, answer in load.short} == {first, second}
-    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
+    wait_for(lambda: len(site.engines) == 1, "the old engine to end")
     whole = {first: undisturbed, second: every(server, short)}
     for i, answer in load.short:
         assert answer.text and whole[answer.version][i].startswith(answer.text), (i, answer.version)
@@ -228,16 +227,14 @@ def test_sighup_takes_new_flags_and_does_nothing_without_any(site: Site) -> None
     server = site.server
     version, engines, reloads = fingerprint(server), site.engines, server.log.read_text().count("reloaded in")
     server.process.send_signal(signal.SIGHUP)
-    wait_for(
-        lambda: f"SIGHUP: nothing has changed: ours {version} goes on" in server.log.read_text(), PATIENCE, "the line"
-    )
+    wait_for(lambda: f"SIGHUP: nothing has changed: ours {version} goes on" in server.log.read_text(), "the line")
     assert site.engines == engines
     site.settings.write(site.served, **{"max-model-len": 300})
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == 300, PATIENCE, "the new flag")
+    wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == 300, "the new flag")
     assert fingerprint(server) == version  # the answers are the same
     assert server.log.read_text().count("reloaded in") == reloads + 1
-    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
+    wait_for(lambda: len(site.engines) == 1, "the old engine to end")
 
 
 @pytest.mark.rare
@@ -288,18 +285,18 @@ def test_all_processes_stay_on_the_old_version_if_one_ends(site: Site) -> None:
     before = len(server.log.read_text())
     os.kill(processes[-1], signal.SIGSTOP)  # so the others load the new version, and this one does not
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "API processes load the version" in server.log.read_text()[before:], PATIENCE, "the offer")
+    wait_for(lambda: "API processes load the version" in server.log.read_text()[before:], "the offer")
     os.kill(processes[-1], signal.SIGKILL)
     line = "SIGHUP: nothing was reloaded, and the old version goes on: API process 2 has ended; reload again"
-    wait_for(lambda: line in server.log.read_text(), PATIENCE, "the line")
-    wait_for(lambda: len(site.api_processes) == len(processes), PATIENCE, "another process")
-    wait_for(lambda: site.engines == engines, PATIENCE, "the second engine to end")
+    wait_for(lambda: line in server.log.read_text(), "the line")
+    wait_for(lambda: len(site.api_processes) == len(processes), "another process")
+    wait_for(lambda: site.engines == engines, "the second engine to end")
     assert {fingerprint(server) for _ in range(20)} == {version}
     assert {Answer(server, prompt, 4).version for prompt in PROMPTS} == {version}
     assert " serves after " in command(server, "reload")  # now it can
     site.served = site.other
     assert len({fingerprint(server) for _ in range(20)} - {version}) == 1
-    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
+    wait_for(lambda: len(site.engines) == 1, "the old engine to end")
 
 
 def test_sleep_gives_the_memory_back_and_a_request_wakes(site: Site) -> None:

@@ -16,8 +16,9 @@ import pydantic
 import pytest
 
 from tests.bounded_schemas import bounded_schemas
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
 from tests.engine.processes import alive, children
+from tests.patience import PATIENCE, wait_for
 
 NAMES = ["Alice Cooper", "Bob Ito", "Zoë Ångström", "Carlos de la Vega", "Mei-Ling Wu"]
 CITIES = ["Paris", "Kyoto", "São Paulo", "New York", "Nairobi", "Reykjavík", "Lima", "Oslo", "Cairo", "Perth"]
@@ -47,7 +48,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
         helpers = children(server.process.pid)
         assert len(helpers) == 2
-    wait_for(lambda: not any(map(alive, helpers)), PATIENCE, "both processes to end")
+    wait_for(lambda: not any(map(alive, helpers)), "both processes to end")
 
 
 @pytest.fixture

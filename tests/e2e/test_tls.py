@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from tests.e2e.certificates import Authority
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
+from tests.patience import PATIENCE, wait_for
 
 STREAMS = 24
 FLAGS = ("--kv-cache-memory", "64MiB", "--max-num-seqs", "32")
@@ -115,18 +116,17 @@ class Load:
 def test_renewed_twice_under_load(site: Site, authority: Authority) -> None:
     assert site.serial() == 1
     with Load(site) as load:
-        wait_for(lambda: load.failures or (load.streamed and load.asked), PATIENCE, "the first answers")
+        wait_for(lambda: load.failures or (load.streamed and load.asked), "the first answers")
         site.renew(*authority.sign(2, "ec"))  # found by looking
-        wait_for(lambda: site.serial() == 2, PATIENCE, "the second certificate")
+        wait_for(lambda: site.serial() == 2, "the second certificate")
         site.renew(*authority.sign(3, "rsa"))
         site.server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: site.serial() == 3, PATIENCE, "the third certificate")
+        wait_for(lambda: site.serial() == 3, "the third certificate")
         site.server.process.send_signal(signal.SIGHUP)  # a look reads no files that are the same
-        wait_for(lambda: site.logged("was renewed: serial 3") >= 2, PATIENCE, "the same certificate again")
+        wait_for(lambda: site.logged("was renewed: serial 3") >= 2, "the same certificate again")
         streamed, asked = load.streamed, load.asked
         wait_for(
             lambda: load.failures or (load.streamed >= streamed + STREAMS and load.asked > asked + 10),
-            PATIENCE,
             "answers afterwards",
         )
     assert load.failures == []
@@ -140,12 +140,12 @@ def test_renewed_twice_under_load(site: Site, authority: Authority) -> None:
 def test_a_wrong_pair_is_one_line_and_changes_nothing(site: Site, authority: Authority) -> None:
     serial, (certificate, key) = site.serial(), authority.sign(9)
     site.renew(certificate, authority.sign(10)[1])
-    wait_for(lambda: site.logged("was not renewed") == 1, PATIENCE, "the line")
+    wait_for(lambda: site.logged("was not renewed") == 1, "the line")
     assert site.logged(f"--tls-key {site.key} is not the key of --tls-certificate {site.certificate}") == 1
     time.sleep(2.5)  # looked at twice
     assert site.logged("was not renewed") == 1 and site.serial() == serial
     site.renew(certificate, key)
-    wait_for(lambda: site.serial() == 9, PATIENCE, "the certificate with its key")
+    wait_for(lambda: site.serial() == 9, "the certificate with its key")
 
 
 def test_the_answer_to_a_body_that_is_too_large_arrives(site: Site) -> None:

@@ -9,7 +9,8 @@ import time
 from penstock.engine.link.engine_child import EngineChild
 from penstock.engine.link.ipc import spawn
 from tests.engine.processes import children
-from tests.engine.simulated import ENGINE, Scenario, ask, config, until
+from tests.engine.simulated import ENGINE, Scenario, ask, config
+from tests.patience import until
 from tests.schedule.simulated import request
 
 MOMENTS = {
@@ -46,7 +47,7 @@ async def main(moment: str) -> None:
     client = await starting
     if moment != "idle":
         consumer = asyncio.create_task(ask(client, request("a", 4, 500)))
-        await until(lambda: client.stats().steps >= 1, "a step", 30)
+        await until(lambda: client.stats().steps >= 1, "a step")
         await asyncio.sleep(0.1)
         assert not consumer.done()
     print(client.info.pid, flush=True)

@@ -1,11 +1,10 @@
 """An engine whose executor computes nothing: tokens known beforehand, and every kind of trouble on request."""
 
-import asyncio
 import ctypes
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -179,14 +178,6 @@ async def shared(client: StreamingClient, clock: Clock = time.monotonic) -> Stre
 
     engine.close = close  # type: ignore[method-assign]
     return engine
-
-
-async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
-    """Wait for `condition()`; AssertionError when `seconds` pass."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        await asyncio.sleep(0.01)
 
 
 class Answer:

@@ -19,10 +19,9 @@ from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
 from tests.engine.deserted import MOMENTS
 from tests.engine.processes import alive, children, descriptors
-from tests.engine.simulated import ENGINE, Scenario, ask, config, start, until
+from tests.engine.simulated import ENGINE, Scenario, ask, config, start
+from tests.patience import AT_ONCE, until
 from tests.schedule.simulated import request
-
-AT_ONCE = 10.0  # seconds; it takes a few milliseconds on an idle machine, and a minute where nothing is noticed
 
 
 @pytest.fixture

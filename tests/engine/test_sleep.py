@@ -13,7 +13,8 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
 from penstock.messages import Completed, DeadlineExceeded, EngineError, EngineState, Identity, Sleep, Wake
 from tests.engine.processes import alive
-from tests.engine.simulated import ENGINE, Scenario, ask, config, expected, shared, start, until
+from tests.engine.simulated import ENGINE, Scenario, ask, config, expected, shared, start
+from tests.patience import until
 from tests.schedule.simulated import request
 
 

@@ -34,7 +34,7 @@ def values_of(parameter: Parameter) -> Counter[tuple[str, int, int, int]]:
 
 @pytest.mark.parametrize("family", CONFIGS)
 @given(split=SPLITS, expert=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12)
 def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
     family: str, split: Split, expert: bool
 ) -> None:
@@ -66,7 +66,7 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
 
 @pytest.mark.parametrize("family", CONFIGS)
 @given(split=SPLITS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12)
 def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Split) -> None:
     """Sizes in the layers and shapes of the parameters are changed separately: they must agree."""
     spec = spec_of(family)
@@ -199,7 +199,7 @@ def test_parts_of_rows_that_share_scales_are_whole_groups() -> None:
 
 
 @given(st.sampled_from(sorted(CONFIGS)), st.booleans(), st.sampled_from([1, 8, 16, 32]), st.integers(1, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12)
 def test_sizes_that_are_said_to_work_do_and_no_others(family: str, expert: bool, group: int, size: int) -> None:
     spec = spec_of(family)
     expert = expert and size > 1 and any(layer.moe for layer in spec.layers)

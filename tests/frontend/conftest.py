@@ -25,6 +25,7 @@ from penstock.observe.metrics import Metrics
 from penstock.text import ChatTemplate, Tokenizer
 from tests.described import check_described
 from tests.frontend.scripted import Output, ScriptedClient
+from tests.patience import PATIENCE
 
 NAME = "tiny"
 TEMPLATE = (
@@ -196,14 +197,7 @@ async def live(site: Site) -> AsyncIterator[int]:
         yield sock.getsockname()[1]
     finally:
         stop.set()
-        await asyncio.wait_for(running, 20)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Returns when the condition holds; fails when it does not within the time."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
+        await asyncio.wait_for(running, PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from penstock.frontend.jobs import job
 from penstock.frontend.local import MOST_FAILURES
 from penstock.frontend.storage import files
 from penstock.messages import OUT_OF_MEMORY
-from tests.frontend.conftest import Site, live, until
+from tests.frontend.conftest import Site, live
 from tests.frontend.test_batches import answers, begin, client_of, ended, line
+from tests.patience import until
 
 Sites = Callable[..., Site]
 

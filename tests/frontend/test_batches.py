@@ -19,9 +19,10 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.jobs.places import BatchPlaces
 from penstock.frontend.local import LocalRequests
 from penstock.frontend.storage import batches
-from tests.frontend.conftest import NAME, Site, live, until
+from tests.frontend.conftest import NAME, Site, live
 from tests.frontend.loop_time import assert_loop_stays_free
 from tests.frontend.scripted import ScriptedClient
+from tests.patience import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
 Sites = Callable[..., Site]
@@ -46,7 +47,7 @@ async def begin(client: httpx.AsyncClient, content: bytes, endpoint: str = CHAT)
 
 
 async def ended(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             batch = (await client.get(f"/v1/batches/{batch_id}")).json()
             if batch["status"] not in ("validating", "in_progress", "cancelling"):

@@ -18,9 +18,10 @@ from penstock.frontend import RequestLimits
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
 from penstock.text import Tokenizer
-from tests.frontend.conftest import NAME, Site, live, until
-from tests.frontend.http.test_connections import connection, request, status_of
+from tests.frontend.conftest import NAME, Site, live
+from tests.frontend.http.raw import connection, request, status_of
 from tests.frontend.loop_time import Record
+from tests.patience import PATIENCE, until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MIB4 = 4 << 20
@@ -138,7 +139,7 @@ async def test_bodies_have_one_budget(make_site: Callable[..., Site]) -> None:
         await until(lambda: site.app.bodies.used >= 4_000_000)
         reader, writer = await stack.enter_async_context(connection(port))
         writer.write(sent[:-1])
-        head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, answer = (await asyncio.wait_for(reader.read(), PATIENCE)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 ") and b"retry-after" in head
         assert json.loads(answer)["error"]["code"] == "too_many_bodies"
         for _, writer in held[:2]:
@@ -146,7 +147,7 @@ async def test_bodies_have_one_budget(make_site: Callable[..., Site]) -> None:
         await until(lambda: site.app.lifecycle.in_flight == 2)
         for reader, writer in held[2:]:
             writer.write(sent[-1:])
-            assert await asyncio.wait_for(status_of(reader), 10) == 400  # tokenize does not take `user`
+            assert await asyncio.wait_for(status_of(reader), PATIENCE) == 400  # tokenize does not take `user`
         async with httpx.AsyncClient() as http:
             url = f"http://127.0.0.1:{port}/tokenize"
             assert (await http.post(url, json={"prompt": "hello"})).status_code == 200
@@ -190,9 +191,9 @@ async def test_memory_of_bodies_is_given_back(site: Site, record_property: Recor
         assert site.app.bodies.used <= 256 << 20 and during < before + (400 << 20)
         holder.kill()
         await holder.wait()
-        await until(lambda: site.app.lifecycle.in_flight == 0, 60)
+        await until(lambda: site.app.lifecycle.in_flight == 0)
         began = time.monotonic()
-        await until(lambda: resident() < before + (48 << 20), 30)
+        await until(lambda: resident() < before + (48 << 20))
         record_property("connections", connections)
         record_property("given_back_s", round(time.monotonic() - began, 1))
         for name, size in (("before", before), ("during", during), ("after", resident())):
@@ -245,7 +246,7 @@ async def test_unread_answers_have_one_budget(make_site: Callable[..., Site], re
             assert answers.count(b"200") == len(site.engine.requests) - asked <= clients / 2
             assert 0 < peak <= most and during < before + 4 * most
             assert site.app.lifecycle.in_flight <= answers.count(b"200")
-            await until(lambda: site.app.lifecycle.in_flight == 0, 60)  # write_timeout
+            await until(lambda: site.app.lifecycle.in_flight == 0)  # write_timeout
             assert site.app.unread.used == 0
             async with httpx.AsyncClient(timeout=60) as http:
                 answer = await http.post(f"http://127.0.0.1:{port}{COMPLETIONS}", json=PROMPT_ROWS)
@@ -332,7 +333,7 @@ async def test_doubtful_framing_ends_the_connection(site: Site, name: str) -> No
     sent, status, words = DOUBTFUL[name]
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(sent + sent)
-        head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, answer = (await asyncio.wait_for(reader.read(), PATIENCE)).partition(b"\r\n\r\n")
     assert int(head.split()[1]) == status and b"connection: close" in head
     assert words.lower() in json.loads(answer)["error"]["message"].lower()
 
@@ -340,7 +341,7 @@ async def test_doubtful_framing_ends_the_connection(site: Site, name: str) -> No
 async def test_the_same_host_twice_over_is_no_doubt(site: Site) -> None:
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(f"GET http://127.0.0.1:{port}/v1/models HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode())
-        assert await asyncio.wait_for(status_of(reader), 10) == 200
+        assert await asyncio.wait_for(status_of(reader), PATIENCE) == 200
 
 
 async def test_a_refused_body_is_not_read(site: Site) -> None:

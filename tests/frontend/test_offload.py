@@ -13,7 +13,8 @@ from penstock.frontend.requests.grammar import MAX_WAITING
 from penstock.messages import Grammar
 from penstock.text import GrammarChecker
 from penstock.text.prompts import PromptWorkers
-from tests.frontend.conftest import Site, until
+from tests.frontend.conftest import Site
+from tests.patience import PATIENCE, until
 
 HERE = threading.main_thread()
 
@@ -112,7 +113,7 @@ async def test_grammars_that_wait_keep_nothing_from_others(site: Site, monkeypat
     asked = [{"prompt": "a", "max_tokens": 1, "guided_regex": "a" * i} for i in range(1, 70)]
     waiting = [asyncio.create_task(site.http.post("/v1/completions", json=body)) for body in asked]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await until(lambda: running == 1 and sum(task.done() for task in waiting) == 69 - MAX_WAITING)
             assert (await site.http.get("/metrics")).status_code == 200
             assert (await site.post("/tokenize", prompt="hello " * 1500))["count"] > 1500
@@ -137,6 +138,6 @@ async def test_threads_whose_callers_leave_still_count() -> None:
     finally:
         go.set()
     assert await later == "done"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while few.waiting:  # the threads of the callers that left end in their own time
             await asyncio.sleep(0.01)

@@ -17,7 +17,8 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.frames import CloseCode
 
 from penstock.frontend import RequestLimits
-from tests.frontend.conftest import Site, live, until
+from tests.frontend.conftest import Site, live
+from tests.patience import PATIENCE, until
 
 PATH = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -305,7 +306,7 @@ async def test_messages_that_wait_on_a_socket_are_in_the_budget_of_bodies(make_s
                 for _ in range(8):
                     await opened.send(padded)
                     await asyncio.sleep(0.1)  # it is received, and waits for its turn
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await opened.wait_closed()
             assert opened.close_code == CloseCode.TRY_AGAIN_LATER
             assert "the limit is 250000 in total" in str(opened.close_reason)

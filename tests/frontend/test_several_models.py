@@ -23,9 +23,10 @@ from penstock.observe.metrics import Metrics
 from penstock.prepare.model import prepare
 from penstock.prepare.served import served_model
 from penstock.weights.packaged import MINILM
-from tests.frontend.conftest import Site, listening, until
+from tests.frontend.conftest import Site, listening
 from tests.frontend.scripted import ScriptedClient
 from tests.frontend.test_batches import begin, ended, line
+from tests.patience import PATIENCE, until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -87,7 +88,7 @@ async def server(
             yield Server(app, http, port, grpc_port)
     finally:
         stop.set()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE)
     assert {model.client.state.status for model in models} == {"ended"}
 
 

@@ -12,6 +12,7 @@ from penstock.messages import GenerateRequest
 from tests.checkpoints import write_tiny_checkpoint
 from tests.gguf_models import write_gguf
 from tests.invariance.test_batch_invariance import Machine, Tokens, renamed, requests, resumed
+from tests.often import often
 from tests.smollm2 import smollm2
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -82,14 +83,17 @@ def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int
     assert machine.cached > 0
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
-@pytest.mark.parametrize("way", WAYS)
+MODELS = [(way, variant) for way in WAYS for variant in ("qwen3", "gemma3", "qwen2_moe")]
+FEW = [("fp32", "gemma3"), ("bf16", "qwen3"), ("bf16", "qwen2_moe"), ("int8", "qwen2_moe"), ("int4", "gemma3")]
+
+
+@pytest.mark.parametrize(("way", "variant"), often(MODELS, FEW))
 def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS[way])
     check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
 
 
-@pytest.mark.parametrize("way", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("way", often(["fp32", "bf16", "int8"], ["bf16", "int8"]))
 def test_nothing_else_counts_over_latents(way: str, tmp_path: Path) -> None:
     how = {**WAYS[way], "kv_cache_dtype": "auto"}
     machine = Machine(write_tiny_checkpoint("deepseek_v3", tmp_path / "model"), **how)
@@ -109,9 +113,7 @@ def served_alone(variant: str, way: str, folder: Path) -> Alone:
     return Alone(machine, with_logprobs(requests(variant)[:16]))
 
 
-@pytest.mark.parametrize(
-    ("variant", "way"), [pytest.param(*each, marks=[] if each in OFTEN else pytest.mark.rare) for each in STATES]
-)
+@pytest.mark.parametrize(("variant", "way"), often(STATES, OFTEN))
 def test_nothing_else_counts_over_states(variant: str, way: str, tmp_path: Path) -> None:
     """Such models have neither prefix hits nor drafts."""
     alone = served_alone(variant, way, tmp_path / variant)

@@ -20,11 +20,12 @@ from penstock.models import Decoder, Hidden, LayerCache, StepInput
 from penstock.weights.load import load_parameters
 from tests.checkpoints import DIVISIBLE
 from tests.models.logits import Checkpoint, kernels_on, logits_of, make_prompts
+from tests.often import often
 
 TORCH = Platform("cpu", "AVX2")  # the native kernels' session belongs to one thread
 # Between them they have what the others have: run by `make test`.
-TYPICAL = ("gemma2", "gpt2", "gpt_neox", "falcon_grouped", "cohere2", "granite", "qwen2_moe", "gpt_oss", "deepseek_v3")
-FAMILIES = [v if v in TYPICAL else pytest.param(v, marks=pytest.mark.rare) for v in DIVISIBLE]
+FEW = ("gemma2", "gpt2", "gpt_neox", "falcon_grouped", "cohere2", "granite", "qwen2_moe", "gpt_oss", "deepseek_v3")
+FAMILIES = often(DIVISIBLE, FEW)
 
 
 class Together:

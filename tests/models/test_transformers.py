@@ -22,6 +22,7 @@ from penstock.weights.load import load_parameters
 from tests.models.logits import assert_near_in_fp32, expected_logits, kernels_on, logits_of, make_prompts
 from tests.models.other_models import OTHERS, other_model, write_other
 from tests.models.serving import Server, make_runner, outputs
+from tests.often import often
 
 NEW = ("CodeGen", "GPTJ")  # transformers has used the AttentionInterface for these since a version 5.x
 ARCHITECTURES = [
@@ -30,7 +31,7 @@ ARCHITECTURES = [
     if f"{name}ForCausalLM" not in FAMILIES and (name not in NEW or uses_interface(f"{name}ForCausalLM", name.lower()))
 ]
 FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe", "VaultGemma")  # plain, windows, learned positions, experts, eager
-MANY = [pytest.param(name, marks=() if name in FEW else pytest.mark.rare) for name in ARCHITECTURES]
+MANY = often(ARCHITECTURES, FEW)
 # Our kernels compute all of these, or all but MLPs and norms of their own.
 RECORDED = {"Apertus", "Arcee", "BitNet", "Dots1", "Ernie4_5", "Exaone4", "Helium", "Jais2", "MiniMaxM2", "Nemotron"}
 RECORDED |= {"GPTBigCode", "Olmo", "Olmoe", "Phi", "Phimoe", "StableLm"}

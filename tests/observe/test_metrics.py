@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,8 @@ from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
 from penstock.observe.histogram import Histogram
 from penstock.observe.metrics import Metrics
 from penstock.observe.model_metrics import ModelMetrics
+from tests.engine.processes import children, command_line
+from tests.patience import wait_for
 
 INFO = EngineInfo(
     model="m",
@@ -260,10 +261,9 @@ def test_the_parts_of_a_step_and_their_work(metrics: Metrics, engine: Engine) ->
     assert found["vllm:iteration_tokens_total_sum{model_name=m}"] == 100
     assert not measured  # requests run
     engine.now = EngineStats(steps=4, computed_tokens=100, decode_tokens=30, draft_tokens=10)
-    deadline = time.monotonic() + 20
-    while "penstock_machine_flops_per_second{model_name=m}" not in (found := samples(metrics)):  # a thread measures
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    flops = "penstock_machine_flops_per_second{model_name=m}"
+    wait_for(lambda: flops in samples(metrics), "a thread that measures")
+    found = samples(metrics)
     assert measured == [1]
     assert found["penstock_machine_read_bytes_per_second{model_name=m}"] == 1e6
     assert found["penstock_machine_flops_per_second{model_name=m}"] == 1e9
@@ -292,25 +292,20 @@ def test_what_dashboards_for_older_vllm_read(metrics: Metrics, model: ModelMetri
 def test_the_engines_process_is_measured_with_its_children(metrics: Metrics, engine: Engine) -> None:
     code = "import subprocess, sys; x = bytearray(64 << 20); subprocess.run(['sleep', '60'])"
     process = subprocess.Popen([sys.executable, "-c", code])
-    children: list[str] = []
     try:
         engine.info = msgspec.structs.replace(INFO, pid=process.pid)
         metrics.model("m", engine)
-        deadline = time.monotonic() + 20
-        while not children or Path(f"/proc/{children[0]}/comm").read_text() != "sleep\n":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        wait_for(lambda: list(map(command_line, children(process.pid))) == ["sleep 60"], "the child of the child")
         memory = samples(metrics)["penstock_engine_resident_memory_bytes{model_name=m}"]
         assert 64 << 20 < memory < 256 << 20
         assert samples(metrics)["penstock_engine_cpu_seconds_total{model_name=m}"] > 0
         own = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        child = int(Path(f"/proc/{children[0]}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        (pid,) = children(process.pid)
+        child = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         assert memory == pytest.approx(own + child, rel=0.1)
     finally:
-        process.kill()
-        for child in children:
-            os.kill(int(child), signal.SIGKILL)
+        for pid in (*children(process.pid), process.pid):
+            os.kill(pid, signal.SIGKILL)
         process.wait()
     assert "penstock_engine_resident_memory_bytes{model_name=m}" not in samples(metrics)
 

@@ -4,24 +4,17 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
 from penstock.observe import reporting as module
 from penstock.observe.reporting import reporting
+from tests.patience import wait_for
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +27,9 @@ def test_a_file_gets_lines_with_the_latest_text(monkeypatch: pytest.MonkeyPatch)
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     with reporting("loading") as say:
-        until(lambda: len(re.findall(r"loading \(\d+ s\)\n", file.getvalue())) >= 2)
+        wait_for(lambda: len(re.findall(r"loading \(\d+ s\)\n", file.getvalue())) >= 2)
         say("1 of 3 done")
-        until(lambda: re.search(r"\n1 of 3 done \(\d+ s\)\n", file.getvalue()) is not None)
+        wait_for(lambda: re.search(r"\n1 of 3 done \(\d+ s\)\n", file.getvalue()) is not None)
     said = file.getvalue()
     time.sleep(0.05)
     assert file.getvalue() == said and "\r" not in said and "\x1b" not in said
@@ -47,7 +40,7 @@ def test_a_terminal_gets_one_line_that_is_erased(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "20")
     with reporting("a text that is longer than the terminal is wide"):
-        until(lambda: terminal.getvalue() != "")
+        wait_for(lambda: terminal.getvalue() != "")
     said = terminal.getvalue()
     assert "\n" not in said and said.endswith("\r\x1b[K")
     assert set(said.removesuffix("\x1b[K").split("\x1b[K\r")) == {"a text that is long", ""}

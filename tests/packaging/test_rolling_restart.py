@@ -18,8 +18,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.e2e.certificates import Authority
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
 from tests.packaging.test_proxies import PROXIES, configured
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
@@ -99,7 +100,7 @@ def running(name: str, folder: Path, ports: list[int], grpc_ports: list[int]) ->
                 return httpx.get(f"https://127.0.0.1:{port}/readyz", verify=authority.context).status_code == 200
             return False
 
-        wait_for(ready, PATIENCE, "the proxy to reach a server")
+        wait_for(ready, "the proxy to reach a server")
         yield proxy
     finally:
         process.terminate()
@@ -130,7 +131,7 @@ class Load:
     def go_on(self) -> None:
         """Blocks until every client has sent three more requests."""
         before = self.sent.copy()
-        wait_for(lambda: all(self.sent[kind] > before[kind] + 2 for kind in KINDS), PATIENCE, "three requests of each")
+        wait_for(lambda: all(self.sent[kind] > before[kind] + 2 for kind in KINDS), "three requests of each")
 
     def __enter__(self) -> "Load":
         for thread in self._threads:

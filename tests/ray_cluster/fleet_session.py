@@ -22,7 +22,8 @@ from penstock.engine.remote.connector import connect_engine
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.fleet.requests import made, said
 from tests.engine.processes import children
-from tests.engine.simulated import ask, until
+from tests.engine.simulated import ask
+from tests.patience import until
 from tests.ray_cluster.session import loopback_up
 
 KEY = "key-of-the-tests"
@@ -61,7 +62,7 @@ async def fleet_of(cluster: Cluster, folder: Path) -> None:
         nodes = {each["Address"]["NodeID"] for each in state.actors().values() if each["State"] == "ALIVE"}
         assert len(nodes) == 2, "they are on two nodes"
         reading = asyncio.gather(*(ask(fleet, made(number, 150)) for number in range(8)))
-        await until(lambda: all(one.parts for one in fleet.replicas), "both to have requests", 30)
+        await until(lambda: all(one.parts for one in fleet.replicas), "both to have requests")
         victim = next(node for node in cluster.worker_nodes if node.node_id in nodes)
         await asyncio.to_thread(cluster.remove_node, victim, allow_graceful=False)
         assert [said(answer) for answer in await reading] == expected

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.bench.commands import Load, online
-from tests.e2e.server import PATIENCE, serving
+from tests.e2e.server import serving
+from tests.patience import PATIENCE
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import put
 

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
 from tests.engine.processes import children
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import put
@@ -192,7 +193,7 @@ def test_an_engine_comes_and_goes_beside_the_others(server: Server, root: Path) 
     before = set(children(server.process.pid))
     assert server.post("/v2/repository/models/writer/unload", {}).status_code == 200
     assert complete(server).status_code == 404 and embed(server).status_code == 200
-    wait_for(lambda: len(children(server.process.pid)) == 2, PATIENCE, "the engine to end")
+    wait_for(lambda: len(children(server.process.pid)) == 2, "the engine to end")
     assert 'model_name="writer"' not in server.get("/metrics").text
     assert server.post("/v2/repository/models/writer/load", {}).status_code == 200
     assert complete(server).status_code == 200 and set(children(server.process.pid)) != before
@@ -201,7 +202,7 @@ def test_an_engine_comes_and_goes_beside_the_others(server: Server, root: Path) 
     assert server.post("/v2/repository/models/writer/load", {}).status_code == 200
     assert 'penstock_max_num_seqs{model_name="writer"} 2.0' in server.get("/metrics").text
     assert complete(server).status_code == 200
-    wait_for(lambda: len(children(server.process.pid)) == 3, PATIENCE, "the engine before to end")
+    wait_for(lambda: len(children(server.process.pid)) == 3, "the engine before to end")
     (root / "writer" / "model.yaml").write_text("model: nowhere-at-all\n")
     answer = server.post("/v2/repository/models/writer/load", {})
     assert answer.status_code == 400 and complete(server).status_code == 200

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE, wait_for
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import put
 
@@ -50,7 +51,7 @@ class _Site:
         return "" if answer.status_code == 200 else answer.json()["error"]
 
     def wait(self, name: str, versions: list[str]) -> None:
-        wait_for(lambda: self.versions(name) == versions, PATIENCE, f"{name} has the versions {versions}")
+        wait_for(lambda: self.versions(name) == versions, f"{name} has the versions {versions}")
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         made = [sys.executable, "-m", "penstock", "rollout", *arguments, "--url", self.server.url]
@@ -136,7 +137,7 @@ def test_a_rollout_goes_on_after_a_restart(tmp_path: Path) -> None:
         first = {session: site.infer("doubled", session)["model_version"] for session in map(str, range(40))}
         assert 5 < list(first.values()).count("2") < 35
         assert first == {session: site.infer("doubled", session)["model_version"] for session in first}
-        wait_for(lambda: site.state("doubled")["judges"][0]["requests"] > 20, PATIENCE, "copies have been compared")
+        wait_for(lambda: site.state("doubled")["judges"][0]["requests"] > 20, "copies have been compared")
         assert not site.change("doubled", "pause")
         before = site.state("doubled")
     with _serving(tmp_path, root) as site:

@@ -18,8 +18,9 @@ import pytest
 from penstock.frontend.errors import APIError
 from penstock.frontend.kserve.shared_memory import ClientMemory, RegionFields, check_size, shared_part
 from penstock.messages.arrays import pack_strings
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
 from tests.engine.processes import children
+from tests.patience import AT_ONCE, PATIENCE, wait_for
 from tests.ports import free_port
 from tests.repository import onnx_files as files
 from tests.repository.onnx_files import floats, put
@@ -394,8 +395,8 @@ def test_a_process_that_is_killed_is_replaced(served: Served) -> None:
             pool.submit(ask)
         time.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: children(served.server.process.pid) not in ([], [pid]), PATIENCE, "another process")
-        wait_for(lambda: served.infer("addsub", *two()).status_code == 200, PATIENCE, "the models to be loaded again")
+        wait_for(lambda: children(served.server.process.pid) not in ([], [pid]), "another process")
+        wait_for(lambda: served.infer("addsub", *two()).status_code == 200, "the models to be loaded again")
         stop.set()
     assert set(statuses) <= {200, 503} and statuses[-1] == 200
 
@@ -410,9 +411,9 @@ def test_a_run_that_hangs_ends_with_an_error(served: Served) -> None:
     assert config.status_code == 200, config.text
     began = time.monotonic()
     answer = served.infer("hangs", X)
-    assert answer.status_code == 503 and "hang-timeout" in answer.json()["error"] and time.monotonic() - began < 20
+    assert answer.status_code == 503 and "hang-timeout" in answer.json()["error"] and time.monotonic() - began < AT_ONCE
     served.load("hangs", "unload")
-    wait_for(lambda: served.infer("doubled", X).status_code == 200, PATIENCE, "the models to be loaded again")
+    wait_for(lambda: served.infer("doubled", X).status_code == 200, "the models to be loaded again")
 
 
 def test_a_generation_file_says_what_is_loaded(served: Served) -> None:
@@ -421,10 +422,10 @@ def test_a_generation_file_says_what_is_loaded(served: Served) -> None:
     new = served.root / "generation.new"
     new.write_text(json.dumps(names))
     new.rename(served.root / "generation")
-    wait_for(lambda: served.infer("listed", X).status_code == 200, PATIENCE, "the model that the file lists")
+    wait_for(lambda: served.infer("listed", X).status_code == 200, "the model that the file lists")
     new.write_text(json.dumps(names[:-1]))
     new.rename(served.root / "generation")
-    wait_for(lambda: served.infer("listed", X).status_code == 404, PATIENCE, "the model to be unloaded")
+    wait_for(lambda: served.infer("listed", X).status_code == 404, "the model to be unloaded")
     assert served.data("doubled", X)[0] == 2
 
 

@@ -19,6 +19,7 @@ from penstock.simulate.prices import PriceBook, load_prices
 from penstock.simulate.records import Outcome
 from penstock.simulate.scenario import Scenario, Targets
 from penstock.simulate.simulation import Simulation
+from tests.often import often
 from tests.schedule.invariants import check_scheduler
 from tests.simulate.virtual import RealWorldRead, virtual_world
 
@@ -113,7 +114,7 @@ def random_scenario(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", often(range(10), range(4)))
 def test_requests_blocks_tokens_and_money_are_conserved(block: int) -> None:
     ended: dict[str, int] = {}
     for seed in range(block * SCENARIOS // 10, (block + 1) * SCENARIOS // 10):

@@ -12,6 +12,7 @@ from penstock.text.grammars import lanes
 from penstock.text.grammars.compile import compile_grammar
 from penstock.text.grammars.guarded import GuardedCopy
 from penstock.text.grammars.matchers import LARGE, GrammarMatcher, GrammarMatchers
+from tests.patience import wait_for
 from tests.text.test_grammars import END, Words
 from tests.text.test_hostile_grammars import GATE, JSON, SIZE, chained
 
@@ -116,9 +117,6 @@ def test_too_many_calls_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert slow.error and matchers._lanes is not None and matchers._lanes.full
     assert matchers.matcher(SUMS, []).error.startswith(GRAMMARS_BUSY)
     assert not matchers.matcher(JSON, []).error, "others do not need these threads"
-    end = time.monotonic() + 60
-    while matchers._lanes.full:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda lanes=matchers._lanes: not lanes.full, "a thread to be free")  # type: ignore[misc]
     row = matchers.matcher(SUMS, list(TEXT))
     assert not row.error and masks(matchers, row).any()

@@ -14,6 +14,7 @@ from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar
 from penstock.text import GrammarChecker, GrammarError
 from penstock.text.grammars import copies
 from penstock.text.grammars.matchers import GrammarMatcher, GrammarMatchers
+from tests.patience import AT_ONCE
 from tests.text.test_grammars import END, Checks, Words
 
 SIZE = 9  # words of a mask
@@ -84,7 +85,7 @@ def test_the_checker_refuses(checks: Checks, name: str) -> None:
     began = time.monotonic()
     with pytest.raises(GrammarError, match=r"too complex|takes more than 0.7 s"):
         checks.check("grammar", HOSTILE[name])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < AT_ONCE
     assert checks.check("grammar", 'start: "a" | "b"').kind == "lark", "the next one is checked"
 
 
@@ -126,7 +127,7 @@ def test_a_sequence_that_takes_long_fails_alone(letters: int) -> None:
     honest, attack = b'["a honest text", "and another one"]', b"abcdefghij!" + b"x" * 300
     began = time.process_time()
     done = follow(matchers, rows, [honest, *[attack] * 32, honest])
-    assert time.process_time() - began < 10, "all 32 together"
+    assert time.process_time() - began < AT_ONCE, "all 32 together"
     assert done[0] == done[-1] == len(honest)
     assert {row.error for row in (rows[0], rows[-1])} == {""}
     assert all(row.error.startswith(GRAMMAR_TOO_COMPLEX) for row in rows[1:-1])

@@ -16,17 +16,15 @@ from penstock.config.weights import GGUF_FORMATS, cpu_format, format_of, held_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.shard import CannotSplit, possible_splits
-from penstock.kernels import Needs, Platform, detect_platform, select_packing
+from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import PackedWeight, SectionedWeight
 from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
+from tests.often import often
 from tests.smollm2 import smollm2
 from tests.weights.gguf_values import Values, values_of, write_model
+from tests.weights.packed import DEVICE, NATIVE, load_fp32, needs_native
 
-needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
-NATIVE = pytest.param("packed", marks=needs_native, id="packed")
-DEVICE = pytest.param("device", marks=needs_native, id="device")
-HERE = torch.device("cpu")  # in place of a GPU
 QKV = ("attn_q", "attn_k", "attn_v")
 
 # The family, and the types of its tensors.
@@ -74,16 +72,6 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return write_model(tmp_path, family, kinds, **changes)
 
 
-def load_fp32(path: Path, spec: ModelSpec, *, packed: str, **options: Any) -> dict[str, Any]:
-    """Packed for a CPU, for a device, or "" for tensors."""
-    if packed == "device":
-        packing = select_packing(Platform("cuda", "9.0"), Needs(torch.float32), device=HERE)
-        return load_parameters(path, spec, torch.float32, packing=packing, device=HERE, **options)
-    # Of the sets whose formats hold all codes without loss.
-    packing = select_packing(Platform("cpu", "AVX2", "avx2"), Needs(torch.float32)) if packed else None
-    return load_parameters(path, spec, torch.float32, packing=packing, **options)
-
-
 def assert_values(want: Values, spec: ModelSpec, got: dict[str, Any]) -> None:
     assert list(got) == [parameter.name for parameter in spec.parameters]
     for parameter in spec.parameters:
@@ -102,9 +90,19 @@ def test_values_without_native_code(model: Path, monkeypatch: pytest.MonkeyPatch
     assert_values(Values(model), spec, load_fp32(model, spec, packed=""))
 
 
-@pytest.mark.parametrize("packed", [NATIVE, DEVICE, ""])
+@needs_native
 @pytest.mark.parametrize("split", [Split(2), Split(1, 2), Split(2, 1, True)], ids=str)
-def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed: str) -> None:
+def test_ranks_have_the_values_of_their_parts(model: Path, split: Split) -> None:
+    check_ranks(model, split, "packed")
+
+
+@pytest.mark.parametrize("packed", [DEVICE, ""])
+@pytest.mark.parametrize("split", often([Split(2), Split(1, 2), Split(2, 1, True)], [Split(2)]), ids=str)
+def test_ranks_have_the_same_on_a_device_and_as_tensors(model: Path, split: Split, packed: str) -> None:
+    check_ranks(model, split, packed)
+
+
+def check_ranks(model: Path, split: Split, packed: str) -> None:
     whole = load_spec(model)
     if split.expert and not any(layer.moe for layer in whole.layers):
         pytest.skip("has no experts")

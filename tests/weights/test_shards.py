@@ -26,6 +26,7 @@ from penstock.weights.checkpoint import tensor_shapes
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
 from tests.families.divisible import CONFIGS, spec_of, stacked_shapes
+from tests.often import often
 from tests.weights.files import edit
 
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
@@ -97,13 +98,16 @@ def assembled(spec: ModelSpec, split: Split, ranks: Sequence[dict[str, Tensor]])
     return whole
 
 
-def cases() -> Iterator[tuple[str, Split]]:
-    for family in CONFIGS:
-        for split in SPLITS + (EXPERT_SPLITS if family.endswith(("moe", "mixtral", "gpt_oss")) else []):
-            yield family, split
+CASES = [
+    (family, split)
+    for family in CONFIGS
+    for split in SPLITS + (EXPERT_SPLITS if family.endswith(("moe", "mixtral", "gpt_oss")) else [])
+]
+# Each family in the most parts, and two families in each way.
+OFTEN = [(family, split) for family, split in CASES if family in ("llama", "qwen2_moe") or split.tensor == 4]
 
 
-@pytest.mark.parametrize(("family", "split"), cases(), ids=str)
+@pytest.mark.parametrize(("family", "split"), often(CASES, OFTEN), ids=str)
 def test_the_ranks_together_have_the_whole_model(
     family: str, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +152,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield counts
 
 
-@pytest.mark.parametrize(("family", "split"), cases(), ids=str)
+@pytest.mark.parametrize(("family", "split"), often(CASES, OFTEN), ids=str)
 def test_a_rank_reads_no_byte_that_is_not_its_own(
     family: str, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

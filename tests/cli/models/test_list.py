@@ -11,6 +11,7 @@ import pytest
 
 from penstock.weights import cached_models as scanned
 from tests.cli.conftest import RunCommand
+from tests.patience import AT_ONCE
 from tests.weights.standin_hub import StandInHub
 
 GGUF = "acme/tiny-GGUF"
@@ -180,7 +181,7 @@ def test_large_caches_take_bounded_work(cache: Path, run_command: RunCommand, mo
     monkeypatch.setattr(scanned, "MAX_REPOSITORIES", 50)
     started = time.monotonic()
     assert len(rows(run_command)) == len(PACKAGED_NAMES) + 50
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < AT_ONCE
     monkeypatch.setattr("penstock.cli.models.list.HEADERS_SECONDS", 0.0)
     done = run_command("list")
     assert "smollm2-135m: not read within 0 s; penstock show reads it" in done.stderr

@@ -15,8 +15,9 @@ from penstock.frontend import ModelRegistry, ServedModel, Serving, create_app
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from penstock.weights.cached_models import cached_models
-from tests.frontend.conftest import NAME, Site, live, until
+from tests.frontend.conftest import NAME, Site, live
 from tests.frontend.scripted import ScriptedClient
+from tests.patience import PATIENCE, until
 from tests.weights.standin_hub import StandInHub
 
 MODEL = "acme/tiny"
@@ -84,7 +85,7 @@ async def test_a_client_that_goes_ends_the_download_and_the_next_one_goes_on(sit
     dense_hub.stall_after[largest] = half
     async with live(site) as port:
         client = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             async for line in await client.pull(MODEL, stream=True):
                 if (line.completed or 0) >= half:
                     break
@@ -95,7 +96,7 @@ async def test_a_client_that_goes_ends_the_download_and_the_next_one_goes_on(sit
         dense_hub.stall_after.clear()
         dense_hub.go_on.set()
         again = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await pulled(again):  # until the thread has noticed
                 await asyncio.sleep(0.1)
         assert present() == {MODEL}

@@ -44,7 +44,8 @@ from tests.cli.uses.right_uses import (
 )
 from tests.e2e.certificates import Authority
 from tests.e2e.fleet.engines import EngineHostProcess
-from tests.e2e.server import PATIENCE, Server, serving, status, wait_for
+from tests.e2e.server import Server, serving, status
+from tests.patience import wait_for
 from tests.ports import free_port
 from tests.repository.onnx_files import put, scale
 from tests.weights.standin_hub import serving as hub_serving
@@ -246,7 +247,7 @@ def test_a_fleet(folder: Path, environment: dict[str, str], monkeypatch: pytest.
             [sys.executable, "-m", "penstock", *front.split(), "--port", str(port)], env=environment
         ) as server:
             try:
-                wait_for(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200, PATIENCE, "the front to be ready")
+                wait_for(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200, "the front to be ready")
             finally:
                 server.terminate()
         said = [run(line.format(engine=engine), folder, environment) for line in OF_FLEET]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import PATIENCE, wait_for
 from tests.engine.processes import alive, children
+from tests.patience import wait_for
 
 KEY = "key-of-the-tests"
 
@@ -22,7 +22,7 @@ class EngineHostProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
-        self.address = wait_for(self._address, PATIENCE, "an engine to listen")
+        self.address = wait_for(self._address, "an engine to listen")
 
     @property
     def port(self) -> int:
@@ -73,4 +73,4 @@ def engines(
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
-        wait_for(lambda: not any(map(alive, inner)), PATIENCE, "the engines' processes to end")
+        wait_for(lambda: not any(map(alive, inner)), "the engines' processes to end")

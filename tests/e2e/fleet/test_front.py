@@ -17,8 +17,9 @@ import pytest
 
 from tests.e2e.bound import bound
 from tests.e2e.fleet.engines import KEY, EngineHostProcess, engines
-from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
+from tests.e2e.server import Server, gauge, serving, status
 from tests.engine.processes import children
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PENSTOCK_FLEET_KEY": KEY}
@@ -51,7 +52,7 @@ def fronting(log: Path, addresses: str, *flags: str, ends_with: int = 0) -> Iter
             assert process.poll() is None, log.read_text()
             return status(server.url + "/readyz") == 200
 
-        wait_for(ready, PATIENCE, "the front to be ready")
+        wait_for(ready, "the front to be ready")
         yield server
     finally:
         if process.poll() is None:
@@ -113,7 +114,7 @@ def test_a_stream_goes_on_when_its_engine_is_killed(hosts: list[EngineHostProces
                             os.kill(host.engine_pid, signal.SIGKILL)
         assert killed and text == expected
         assert gauge(front.get("/metrics").text, "penstock_fleet_moves_total") == 1
-        wait_for(lambda: front.get("/metrics").text.count('status="ready"} 1.0') == 2, PATIENCE, "it to be back")
+        wait_for(lambda: front.get("/metrics").text.count('status="ready"} 1.0') == 2, "it to be back")
 
 
 def _open(front: Server) -> str:
@@ -140,7 +141,7 @@ def test_a_front_that_is_killed_leaves_nothing_at_the_engines(hosts: list[Engine
             PATIENCE,
             "the engine to see it",
         )
-        wait_for(lambda: not running(front), PATIENCE, "what it has sent to be aborted")
+        wait_for(lambda: not running(front), "what it has sent to be aborted")
         assert computed(front) - before < 16 * 1500 / 2
         assert front.post("/v1/completions", BODY).json()["choices"] == expected
 
@@ -172,7 +173,7 @@ def test_a_drained_engine_ends_when_its_streams_have(tmp_path: Path) -> None:
         body = {**BODY, "max_tokens": 400, "n": 16, "temperature": 1.0}
         asking = threading.Thread(target=lambda: answers.append(front.post("/v1/completions", body)))
         asking.start()
-        wait_for(lambda: running(front), PATIENCE, "it to run")
+        wait_for(lambda: running(front), "it to run")
         drained = penstock("fleet", "drain", host.address, "--grace", "60")
         assert drained.returncode == 0 and "drains" in drained.stdout, drained
         asking.join(PATIENCE)
@@ -197,7 +198,7 @@ def test_replicas_to_zero_and_back(expected: dict[str, Any], tmp_path: Path) -> 
     flags = ("--replicas", "0:2", "--sleep-after", "1", "--scale-down-after", "1", "--kv-cache-memory", "64MiB")
     with serving(tmp_path / "log", *flags) as server:
         assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"]
-        wait_for(lambda: not children(server.process.pid), PATIENCE, "the last engine to end")
+        wait_for(lambda: not children(server.process.pid), "the last engine to end")
         assert server.get("/readyz").json() == {"status": "asleep"}
         assert server.post("/v1/completions", BODY).json()["choices"] == expected["choices"], "it waits for an engine"
         assert gauge(server.get("/metrics").text, "penstock_fleet_replicas_wanted") >= 1

@@ -32,7 +32,8 @@ from penstock.messages import Drain
 from tests.chaos.proxy import Proxy, proxied
 from tests.e2e.fleet.engines import KEY, EngineHostProcess, engines, start_engine
 from tests.e2e.fleet.requests import made, said
-from tests.engine.simulated import Answer, ask, until
+from tests.engine.simulated import Answer, ask
+from tests.patience import until
 
 ENGINES, STREAMS, TOKENS = 3, 50, 120
 GRACE = 0.3  # of a drain, and of an engine whose machine is taken away
@@ -68,7 +69,7 @@ class FleetUnderFaults:
         self.expected: list[tuple[object, ...]] = []
 
     async def ready(self) -> None:
-        await until(lambda: sum(one.status == "ready" for one in self.fleet.replicas) == ENGINES, "all engines", 120)
+        await until(lambda: sum(one.status == "ready" for one in self.fleet.replicas) == ENGINES, "all engines")
 
     async def trial(self, kind: str, moment: float, target: int) -> Trial:
         """Send the streams, and do it when they have `moment` of their tokens, as a share."""
@@ -149,7 +150,7 @@ class FleetUnderFaults:
         host = self.hosts[target]
         self._proxies[target].slow = 0.0
         if kind in ENDS:
-            await until(lambda: host.process.poll() is not None, "the engine to end", 60)
+            await until(lambda: host.process.poll() is not None, "the engine to end")
             (self._folder / f"notice-{target}").unlink(missing_ok=True)
             log = self._folder / f"again-{len(self._started)}"
             process = start_engine(log, *flags_of(self._folder, target), port=host.port)

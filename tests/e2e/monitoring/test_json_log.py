@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE, wait_for
 
 SECRET = "words of the user"
 FIELDS = ("ts", "level", "process", "logger", "message")  # in this order
@@ -25,9 +26,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         refused = httpx.post(f"{server.url}/v1/{SECRET}", json={"prompt": SECRET}, headers=headers, timeout=PATIENCE)
         assert refused.status_code == 404
         os.kill(server.engine_pid, signal.SIGKILL)
-        wait_for(
-            lambda: server.get("/readyz").status_code == 200 and "the engine is back" in log.read_text(), PATIENCE, "it"
-        )
+        wait_for(lambda: server.get("/readyz").status_code == 200 and "the engine is back" in log.read_text(), "it")
         ask(server, "third")
     return [json.loads(line) for line in log.read_text().splitlines()]
 

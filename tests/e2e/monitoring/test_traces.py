@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
+from tests.patience import AT_ONCE, PATIENCE, wait_for
 
 pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed: make test has it"
@@ -67,7 +68,7 @@ class Collector:
         def found() -> list[Any]:
             return [span for span in self.spans if span.trace_id.hex() == trace_id]
 
-        wait_for(lambda: len(found()) >= count, PATIENCE, f"{count} spans of {trace_id}")
+        wait_for(lambda: len(found()) >= count, f"{count} spans of {trace_id}")
         return sorted(found(), key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano))
 
 
@@ -197,4 +198,4 @@ def test_a_collector_that_does_not_answer_delays_nobody(tmp_path: Path, monkeypa
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(PATIENCE) == 0
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < AT_ONCE

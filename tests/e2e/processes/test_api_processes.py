@@ -14,8 +14,9 @@ import pytest
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
 from tests.engine.processes import alive, children, command_line
+from tests.patience import PATIENCE, wait_for
 
 STREAMS, TOKENS = 32, 150  # enough to be running still when a fault comes, also on a busy machine
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
@@ -93,7 +94,7 @@ def test_both_processes_stream(server: Server, undisturbed: list[tuple[str, str]
 def test_streams_go_on_when_the_engine_is_killed(server: Server, undisturbed: list[tuple[str, str]]) -> None:
     restarts = metric(server, "engine_restarts_total")
     assert asyncio.run(streams_through(server, signal.SIGKILL, engine_pid(server))) == undisturbed
-    wait_for(lambda: metric(server, "engine_restarts_total") == restarts + 1, PATIENCE, "the restart to be counted")
+    wait_for(lambda: metric(server, "engine_restarts_total") == restarts + 1, "the restart to be counted")
 
 
 def test_only_its_clients_see_that_a_process_is_killed(server: Server, undisturbed: list[tuple[str, str]]) -> None:
@@ -102,11 +103,11 @@ def test_only_its_clients_see_that_a_process_is_killed(server: Server, undisturb
     assert {end for _, end in found} == {"done", "closed"}
     for got, whole in zip(found, undisturbed, strict=True):
         assert got == whole if got[1] == "done" else whole[0].startswith(got[0])
-    wait_for(lambda: len(api_pids(server)) == 2, PATIENCE, "another process")
+    wait_for(lambda: len(api_pids(server)) == 2, "another process")
     assert [pids[0]] == [pid for pid in api_pids(server) if pid in pids]
     for _ in range(20):  # connections of the process that ended reach the new one
         assert server.get("/readyz").status_code == 200
-    wait_for(lambda: not metric(server, "num_requests_running"), PATIENCE, "the requests of the process to be aborted")
+    wait_for(lambda: not metric(server, "num_requests_running"), "the requests of the process to be aborted")
     assert metric(server, "generation_tokens_total") > before + STREAMS * TOKENS / 30
 
 
@@ -114,7 +115,7 @@ def test_a_process_counts_that_was_asked_for_its_counts_when_it_started(server: 
     name, posts, begin = "generation_tokens_total", 0, len(server.log.read_text())
     tokens, pids = metric(server, name), api_pids(server)
     os.kill(pids[1], signal.SIGKILL)
-    wait_for(lambda: len(set(api_pids(server)) - {pids[1]}) == 2, PATIENCE, "another process")
+    wait_for(lambda: len(set(api_pids(server)) - {pids[1]}) == 2, "another process")
     metric(server, name)  # the other process asks for it, as the new one does not answer yet
     while "api-1: request" not in server.log.read_text()[begin:]:
         assert posts < 1000
@@ -132,7 +133,7 @@ def test_a_client_that_goes_ends_its_request(server: Server) -> None:
 
     steps, tokens = metric(server, "engine_steps_total"), 900
     asyncio.run(leave())
-    wait_for(lambda: not metric(server, "num_requests_running"), PATIENCE, "the requests to be aborted")
+    wait_for(lambda: not metric(server, "num_requests_running"), "the requests to be aborted")
     assert metric(server, "engine_steps_total") < steps + tokens, "the requests went on to their end"
 
 
@@ -162,7 +163,7 @@ def test_state_is_shared(server: Server) -> None:
         found = [server.get(f"/v1/batches/{batch}").json() for batch in batches]
         return all(batch["status"] == "completed" and batch["request_counts"]["completed"] == 20 for batch in found)
 
-    wait_for(complete, PATIENCE, "the batches")
+    wait_for(complete, "the batches")
 
 
 def test_operators_routes(server: Server) -> None:

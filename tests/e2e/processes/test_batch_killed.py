@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE, wait_for
 
 FLAGS = ("--max-num-seqs", "4", "--kv-cache-memory", "32MiB")
 
@@ -32,7 +33,7 @@ def answered(server: Server, batch_id: str) -> int:
 
 def custom_ids(server: Server, batch_id: str) -> list[str]:
     """Those of the output, when the batch is complete."""
-    wait_for(lambda: server.get(f"/v1/batches/{batch_id}").json()["status"] == "completed", 120, "the batch to end")
+    wait_for(lambda: server.get(f"/v1/batches/{batch_id}").json()["status"] == "completed", "the batch to end")
     batch = server.get(f"/v1/batches/{batch_id}").json()
     text = server.get(f"/v1/files/{batch['output_file_id']}/content").text
     assert batch["error_file_id"] is None
@@ -50,7 +51,7 @@ def test_each_request_is_answered_once_however_often_the_server_is_killed(
         with serving(tmp_path / "log", *flags) as server:
             long = long or begin(server, "long", lines)
             short = short or begin(server, "short", 3)
-            wait_for(lambda: answered(server, long) >= point, 60, f"{point} answers")  # noqa: B023
+            wait_for(lambda: answered(server, long) >= point, f"{point} answers")  # noqa: B023
             time.sleep(source.uniform(0, 0.05))
             server.process.kill()
             server.process.wait()

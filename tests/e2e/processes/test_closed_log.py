@@ -13,8 +13,9 @@ import pytest
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import PATIENCE, status, wait_for
+from tests.e2e.server import status
 from tests.engine.processes import children
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 Server = tuple[subprocess.Popen[bytes], str]
@@ -39,7 +40,7 @@ def serving(*flags: str, closed: tuple[int, ...] = (), log: int | None = None) -
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: process.poll() is not None or status(url + "/readyz") == 200, PATIENCE, "the server")
+        wait_for(lambda: process.poll() is not None or status(url + "/readyz") == 200, "the server")
         assert process.poll() is None, f"it ended with status {process.returncode}"
         yield process, url
         process.send_signal(signal.SIGTERM)

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from penstock.weights.packaged import embedded_model
-from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
+from tests.e2e.server import Server, gauge, serving, status
 from tests.e2e.terminal import without_waiting
 from tests.engine.processes import alive, children
+from tests.patience import PATIENCE, wait_for
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--threads", "1")  # others compute here as well
 FLAGS += ("--speculation", "off")  # drafts of what was said before would end streams too soon
@@ -53,7 +54,7 @@ def started(server: Server, count: int, max_tokens: int = 1800) -> list[Stream]:
     streams = [Stream(server, max_tokens) for _ in range(count)]
     for stream in streams:
         stream.start()
-    wait_for(lambda: all(stream.lines or stream.broken for stream in streams), PATIENCE, "the streams to run")
+    wait_for(lambda: all(stream.lines or stream.broken for stream in streams), "the streams to run")
     return streams
 
 
@@ -84,9 +85,9 @@ def test_streams_go_on_when_the_engine_is_killed_or_stopped(
     streams = started(restarting, 8, max_tokens=600)
     os.kill(restarting.engine_pid, number)
     assert all(stream.is_alive() for stream in streams)
-    wait_for(lambda: status(restarting.url + "/readyz") == 503, PATIENCE, "readiness to turn false")
+    wait_for(lambda: status(restarting.url + "/readyz") == 503, "readiness to turn false")
     assert status(restarting.url + "/livez") == 200
-    wait_for(lambda: status(restarting.url + "/readyz") == 200, PATIENCE, "another engine")
+    wait_for(lambda: status(restarting.url + "/readyz") == 200, "another engine")
     assert texts(streams) == undisturbed
     assert engine_restarts(restarting) == restarts + 1
     assert running(restarting) == 0
@@ -117,7 +118,7 @@ def test_killing_the_server_ends_the_engine(tmp_path: Path, busy: bool) -> None:
         if busy:
             started(server, 4)
         os.kill(server.process.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(engine), PATIENCE, "the engine to end")
+        wait_for(lambda: not alive(engine), "the engine to end")
 
 
 def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
@@ -158,6 +159,6 @@ def test_no_server_of_these_tests_outlives_them() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         started = int(process.stdout.readline())
-        wait_for(lambda: Path(f"/proc/{started}/comm").read_text() == "sleep\n", PATIENCE, "the command to start")
+        wait_for(lambda: Path(f"/proc/{started}/comm").read_text() == "sleep\n", "the command to start")
         process.kill()
-    wait_for(lambda: not alive(started), PATIENCE, "the command to end")
+    wait_for(lambda: not alive(started), "the command to end")

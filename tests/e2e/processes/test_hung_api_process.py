@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.e2e.processes.test_api_processes import api_pids
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
 from tests.engine.processes import alive
+from tests.patience import PATIENCE, wait_for
 
 SOON = """
 from penstock.cli.serving import process_slot
@@ -41,9 +42,9 @@ def test_a_process_that_is_stopped_is_replaced(server: Server) -> None:
                 assert client.post(server.url + "/v1/completions", json=body).status_code == 200
             except (httpx.RemoteProtocolError, httpx.ReadError):
                 pass  # it had been accepted
-    wait_for(lambda: not alive(stopped), PATIENCE, "the process to be killed")
+    wait_for(lambda: not alive(stopped), "the process to be killed")
     assert time.monotonic() - began < PATIENCE / 2
-    wait_for(lambda: len(api_pids(server)) == 2, PATIENCE, "another process")
+    wait_for(lambda: len(api_pids(server)) == 2, "another process")
     log = server.log.read_text()
     assert log.count("has not answered its supervisor") == 1
     assert "API process 1 was killed by SIGKILL; it is started again" in log

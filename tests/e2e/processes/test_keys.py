@@ -6,7 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE, wait_for
 
 
 def statuses(server: Server, key: str) -> set[int]:
@@ -24,11 +25,11 @@ def test_a_key_is_exchanged_while_the_server_runs(tmp_path: Path, processes: int
         assert statuses(server, "old") == {200} and statuses(server, "new") == {401}
         file.write_text("alice old\nalice new\n")
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: statuses(server, "new") == {200}, PATIENCE, "the new key")
+        wait_for(lambda: statuses(server, "new") == {200}, "the new key")
         assert statuses(server, "old") == {200}
         file.write_text("alice new\n")
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: statuses(server, "old") == {401}, PATIENCE, "the old key to be refused")
+        wait_for(lambda: statuses(server, "old") == {401}, "the old key to be refused")
         assert statuses(server, "new") == {200}
     log = (tmp_path / "log").read_text()
     assert "key=alice" in log and "Bearer" not in log

@@ -13,8 +13,9 @@ import pytest
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
 from tests.e2e.certificates import Authority
-from tests.e2e.server import PATIENCE, status, wait_for
+from tests.e2e.server import status
 from tests.engine.processes import children, command_line
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 
@@ -33,14 +34,14 @@ def test_it_is_alive_and_not_ready_until_the_engine_is(tmp_path: Path, kind: str
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
     process = subprocess.Popen(bound(command), env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        engine = wait_for(lambda: started_by(process.pid), PATIENCE, "the engine's process")
+        engine = wait_for(lambda: started_by(process.pid), "the engine's process")
         os.kill(engine, signal.SIGSTOP)  # a model that takes long
         try:
-            wait_for(lambda: status(url + "/livez", context) == 200, PATIENCE / 2, "the port to be open")
+            wait_for(lambda: status(url + "/livez", context) == 200, "the port to be open", PATIENCE / 2)
             check_answers(url, context)
         finally:
             os.kill(engine, signal.SIGCONT)
-        wait_for(lambda: status(url + "/readyz", context) == 200, PATIENCE, "the server to be ready")
+        wait_for(lambda: status(url + "/readyz", context) == 200, "the server to be ready")
         answer = httpx.post(
             f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, verify=context or False, timeout=PATIENCE
         )

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from tests.e2e.processes.test_death import started, texts
-from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
+from tests.e2e.server import Server, gauge, serving, status
 from tests.engine.processes import alive, children
+from tests.patience import wait_for
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
 PROMPTS = ["import os\n", "def main():\n    ", "class Stack:\n    def __init__(self"]
@@ -53,7 +54,7 @@ def test_ranks_say_what_one_says_and_end_together(tmp_path: Path, one_rank: list
         assert len(ranks) == 2
         assert f"rank 1 (pid {max(ranks)}) has layers" in server.log.read_text()
         if split == "pipeline":  # its drafts are from the answer before, while nothing else runs
-            wait_for(lambda: asked_alone(server) == one_rank[0] and accepted(server) > 0, PATIENCE, "accepted drafts")
+            wait_for(lambda: asked_alone(server) == one_rank[0] and accepted(server) > 0, "accepted drafts")
     assert not any(map(alive, ranks))
 
 
@@ -77,7 +78,7 @@ def test_streams_go_on_after_a_rank_is_killed(tmp_path: Path) -> None:
         ranks = sorted(children(engine))
         os.kill(ranks[1], signal.SIGKILL)
         assert all(stream.is_alive() for stream in streams)
-        wait_for(lambda: status(server.url + "/readyz") == 503, PATIENCE, "readiness to turn false")
+        wait_for(lambda: status(server.url + "/readyz") == 503, "readiness to turn false")
         assert texts(streams) == undisturbed
         assert f"rank 1 (pid {ranks[1]}) was killed by SIGKILL" in server.log.read_text()
-        wait_for(lambda: not any(map(alive, [engine, *ranks])), PATIENCE, "every process to end")
+        wait_for(lambda: not any(map(alive, [engine, *ranks])), "every process to end")

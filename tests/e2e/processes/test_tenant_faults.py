@@ -17,7 +17,8 @@ import pytest
 
 from tests.e2e.processes.test_api_processes import api_pids
 from tests.e2e.processes.test_tenants import Place, send
-from tests.e2e.server import PATIENCE, serving, wait_for
+from tests.e2e.server import serving
+from tests.patience import PATIENCE, wait_for
 from tests.redis_server import RedisServer, needs_redis, redis_servers
 
 pytestmark = [needs_redis, pytest.mark.rare]
@@ -84,7 +85,7 @@ async def test_parts_that_are_killed_overspend_and_lose_nothing(store: RedisServ
     with serving(tmp_path / "log", *flags, "--quota-redis", store.url) as place.server:
         statuses = await load(place, store, random.Random(3))
         assert statuses["limited", 200] and statuses["free", 200]
-        wait_for(lambda: len(api_pids(place.server)) == 4, PATIENCE, "the new process")
+        wait_for(lambda: len(api_pids(place.server)) == 4, "the new process")
         log = (tmp_path / "log").read_text()
         assert "this server spends what it has leased" in log
         # The new process settles what the ledger has of the one that was killed. The leases go back at the end.

@@ -19,7 +19,8 @@ from penstock.config.tenants.file import add_key
 from penstock.config.tenants.keys import new_key
 from penstock.frontend.tenants.audit_check import check_audit, compare_with_ledger
 from tests.e2e.processes.test_api_processes import api_pids
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
+from tests.patience import PATIENCE, wait_for
 
 FLAGS = ("--api-processes", "2", "--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--max-model-len", "512")
 FILE = """
@@ -81,7 +82,7 @@ async def test_a_limit_holds_for_both_processes_together(place: Place) -> None:
     while await send(place, place.keys["limited"]) == 200:
         statuses[200] += 1
     assert set(statuses) == {200, 429}
-    wait_for(lambda: len([1 for row in place.rows("limited") if row[0] == 200]) >= statuses[200], PATIENCE, "the rows")
+    wait_for(lambda: len([1 for row in place.rows("limited") if row[0] == 200]) >= statuses[200], "the rows")
     used = sum(tokens for _, tokens, _ in place.rows("limited"))
     assert used <= 300
     each = next(tokens for status, tokens, _ in place.rows("limited") if status == 200)
@@ -114,10 +115,10 @@ async def test_a_process_that_is_killed_loses_no_row_that_was_settled(place: Pla
     await asyncio.sleep(0.3)
     os.kill(api_pids(place.server)[0], signal.SIGKILL)
     statuses = Counter(await asyncio.gather(*asked))
-    wait_for(lambda: len(place.rows("free")) - before >= statuses[200], PATIENCE, "the rows")
+    wait_for(lambda: len(place.rows("free")) - before >= statuses[200], "the rows")
     rows = place.rows("free")[0:]
     assert len([1 for status, _, _ in rows if status == 200]) - before == statuses[200]
-    wait_for(lambda: len(api_pids(place.server)) == 2, PATIENCE, "the new process")
+    wait_for(lambda: len(api_pids(place.server)) == 2, "the new process")
 
 
 @pytest.mark.parametrize("secrets", [50, pytest.param(500, marks=pytest.mark.rare)])
@@ -155,7 +156,7 @@ async def test_the_audit_log_agrees_with_the_ledger_and_no_key_is_shown(place: P
     log = place.folder / "state" / "audit.jsonl"
     assert set(await asyncio.gather(*(send(place, place.keys["free"]) for _ in range(65)))) <= {200, 429}
     connection = sqlite3.connect(f"file:{place.folder / 'state' / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
-    wait_for(lambda: compare_with_ledger(check_audit(log, None, b""), connection) == "", PATIENCE, "all records")
+    wait_for(lambda: compare_with_ledger(check_audit(log, None, b""), connection) == "", "all records")
     connection.close()
     report = check_audit(log, None, b"")
     assert report.wrong == "" and report.records > 64

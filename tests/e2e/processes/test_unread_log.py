@@ -9,7 +9,8 @@ import sys
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import PATIENCE, gauge, status, wait_for
+from tests.e2e.server import gauge, status
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 REQUESTS = 20_000  # lines of more bytes than a pipe and the lines that are kept
@@ -21,7 +22,7 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     process = subprocess.Popen(bound(command), stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: status(url + "/readyz") == 200, PATIENCE, "the server to be ready")
+        wait_for(lambda: status(url + "/readyz") == 200, "the server to be ready")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         path = "/" + "x" * 190  # the log shows 200 bytes of a path
 

@@ -17,7 +17,8 @@ from penstock.engine.link.ipc import connect
 from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
 from tests.engine.processes import alive, children, command_line, descriptors
-from tests.engine.simulated import ENGINE, Scenario, ask, config, until
+from tests.engine.simulated import ENGINE, Scenario, ask, config
+from tests.patience import until
 from tests.schedule.simulated import request
 
 
@@ -67,7 +68,7 @@ async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_ov
 async def test_one_that_ended_before_it_was_taken_over_is_told() -> None:
     settings = config(Scenario())
     with EngineChild(("/bin/false",)) as child:
-        await until(lambda: not alive(child.process.pid), "it to end", 30)
+        await until(lambda: not alive(child.process.pid), "it to end")
         child.send_config(settings)
         with pytest.raises(EngineError, match="ended with status 1"):
             await connect(settings, child)
@@ -111,12 +112,12 @@ async def test_only_an_engine_of_one_rank_imports_torch_early(
             def started() -> bool:
                 return any("penstock.engine.process" in command_line(pid) for pid in children(process.pid))
 
-            await until(started, "the engine process", 30)
+            await until(started, "the engine process")
             (engine,) = children(process.pid)
             assert (IMPORT_RUNTIME in command_line(engine)) is early
         finally:
             process.kill()
-    await until(lambda: not alive(engine), "the engine to end with its parent", 30)
+    await until(lambda: not alive(engine), "the engine to end with its parent")
 
 
 @pytest.mark.parametrize("imports", ["nothing yet", "libtorch"])
@@ -130,6 +131,6 @@ async def test_without_a_configuration_it_ends_quietly_also_while_it_imports_tor
         with subprocess.Popen(command, pass_fds=(end,), **pipes) as process:
             if imports == "libtorch":
                 maps = Path(f"/proc/{process.pid}/maps")
-                await until(lambda: "libtorch" in maps.read_text(), "torch to be loaded", 60)
+                await until(lambda: "libtorch" in maps.read_text(), "torch to be loaded")
             said, _ = process.communicate(timeout=60)
     assert (process.returncode, said) == (1, b"")

@@ -12,6 +12,7 @@ from penstock.engine.link.frames import Frames
 from penstock.engine.link.socket_channel import LINGER_SECONDS, SocketChannel
 from penstock.engine.link.wire import Abort, Ended, Event, Step, Stop, decode_event, encode
 from penstock.messages import EngineStats, TokenDelta
+from tests.patience import wait_for
 
 STEPS = 2000
 
@@ -25,11 +26,7 @@ class Client:
 
     def recv(self) -> bytes:
         """The next frame; waits for it."""
-        deadline = time.monotonic() + 30
-        while not (frames := self._frames.receive(1)):
-            assert time.monotonic() < deadline, "nothing came"
-            time.sleep(0.001)
-        return frames[0]
+        return wait_for(lambda: self._frames.receive(1), "a frame", tick=0.001)[0]
 
     def send(self, frame: bytes) -> None:
         self._frames.send(frame)

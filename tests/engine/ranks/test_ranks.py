@@ -19,7 +19,8 @@ from penstock.engine.ranks.worker import BEAT_SECONDS
 from penstock.engine.ranks.workers import WorkersExecutor, combine
 from penstock.messages import Capacity, EngineError, Identity, KVGroup, MemoryRow
 from tests.engine.processes import alive, children, descriptors
-from tests.engine.simulated import Scenario, ask, config, expected, simulated_ranks, simulated_sizes, start, until
+from tests.engine.simulated import Scenario, ask, config, expected, simulated_ranks, simulated_sizes, start
+from tests.patience import until, wait_for
 from tests.schedule.simulated import request
 
 DEADLINE = 4.0  # step_deadline: ranks that a busy machine lets wait must not count as silent
@@ -78,7 +79,7 @@ async def test_a_rank_that_is_killed_is_named(started: Starter, moment: str, ran
     pid = engine.ranks[rank]
     os.kill(pid, signal.SIGKILL)
     doing = "waiting for a plan, " if moment == "at rest" else r"(plan \d+|waiting for a plan), "
-    await until(lambda: engine.client.state.status == "ended", "the report", 5 * DEADLINE)
+    await until(lambda: engine.client.state.status == "ended", "the report")
     message = rf"^rank {rank} \(pid {pid}\) was killed by SIGKILL.*; last known of it: {doing}"
     with pytest.raises(EngineError, match=message):
         await ask(engine.client, request("late"))
@@ -93,7 +94,7 @@ async def test_a_rank_that_is_stopped_is_named_and_killed(started: Starter, mome
     await engine.said_what_they_do()
     pid = engine.ranks[rank]
     os.kill(pid, signal.SIGSTOP)
-    await until(lambda: engine.client.state.status == "ended", "the report", 5 * DEADLINE)
+    await until(lambda: engine.client.state.status == "ended", "the report")
     doing = "waiting for a plan, " if moment == "at rest" else r"(plan \d+|waiting for a plan), "
     message = rf"^rank {rank} \(pid {pid}\) has not been heard of for {SILENCE:g} s: .* last known of it: {doing}"
     with pytest.raises(EngineError, match=message):
@@ -253,10 +254,7 @@ time.sleep(60)
         assert len(ranks) == 2
         parent.kill()
         parent.wait()
-    end = time.monotonic() + 20
-    while any(map(alive, ranks)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: not any(map(alive, ranks)), "the ranks to end")
     assert not list(scratch.iterdir())
 
 

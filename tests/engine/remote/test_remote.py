@@ -21,7 +21,8 @@ from penstock.engine.remote.tcp import FIRST_FRAME_BYTES, TcpConnection
 from penstock.engine.shared.hub import Hub
 from penstock.messages import BlockChanges, EngineError, WatchBlocks
 from tests.e2e.certificates import Authority
-from tests.engine.simulated import BACKEND, Scenario, ask, config, expected, until
+from tests.engine.simulated import BACKEND, Scenario, ask, config, expected
+from tests.patience import PATIENCE, until
 from tests.schedule.simulated import request
 
 SLOW = Scenario(step_seconds=0.005)
@@ -222,7 +223,7 @@ async def test_one_that_says_nothing_is_let_go(host: Start, monkeypatch: pytest.
     monkeypatch.setattr(handshake, "SECONDS", 0.1)
     running = await host()
     reader, writer = await asyncio.open_connection(*running.address.split(":"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while await reader.read(1000):
             pass
     writer.close()

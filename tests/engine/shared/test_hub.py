@@ -7,7 +7,8 @@ from penstock.engine.link.frames import Frames
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import Abort, Step, decode_event, encode
 from penstock.engine.shared.hub import Hub
-from tests.engine.simulated import BACKEND, config, until
+from tests.engine.simulated import BACKEND, config
+from tests.patience import until
 
 VERSION = 1
 PREFIX = VERSION.to_bytes(4, "little")

@@ -11,6 +11,7 @@ from penstock.engine.shared.hub import Hub
 from penstock.engine.shared.hub_link import HubLink
 from penstock.messages import EngineError
 from tests.engine.simulated import BACKEND, config
+from tests.patience import PATIENCE
 
 VERSION = 1
 
@@ -26,7 +27,7 @@ async def test_to_close_one_that_no_process_waits_for_any_more_leaves_the_hub() 
     await asyncio.gather(waiting, return_exceptions=True)
     hub.connect(ends[0], client.control)
     await link.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await hub.left()
     hub.close()
     for end in ends:

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.messages import GenerateRequest, TokenDelta
 from tests.frontend.conftest import Site, live
+from tests.patience import PATIENCE
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
@@ -122,7 +123,7 @@ async def test_hostile_outputs_are_only_text(make_site: Callable[..., Site], nam
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         await ask(page)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await page.wait_for_selector(".stats")
         assert await page.evaluate("window.hit") is None
         unsafe = "script, img, iframe, object, embed, style, link, form[action], svg [onload], b"
@@ -319,7 +320,7 @@ async def test_stop_ends_the_request(make_site: Callable[..., Site]) -> None:
         await page.wait_for_selector(".message.assistant .markdown")
         await page.keyboard.press("Escape")
         await page.wait_for_selector(".stats li:has-text('stopped')")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not site.engine.aborted:
                 await asyncio.sleep(0.01)
 

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.wires import WIRES, Wire, WireRoute
-from tests.frontend.conftest import NAME, Site, until
+from tests.frontend.conftest import NAME, Site
+from tests.patience import PATIENCE, until
 
 OPEN = ["/livez", "/readyz", "/health", "/ping", "/version", "/metrics"]
 KEYED = ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
@@ -288,7 +289,7 @@ async def test_a_draining_server_finishes_what_it_has(site: Site) -> None:
     assert [(await site.http.get(path)).status_code for path in ("/livez", "/readyz", "/health")] == [200, 503, 503]
     site.engine.gate.set()
     assert (await held).status_code == 200
-    await asyncio.wait_for(site.app.lifecycle.idle(), 5)
+    await asyncio.wait_for(site.app.lifecycle.idle(), PATIENCE)
 
 
 async def test_a_dead_engine(site: Site) -> None:

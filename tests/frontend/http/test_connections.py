@@ -1,24 +1,23 @@
-"""Real sockets: clients that go, stall, flood or do not read; and a server that starts and stops."""
+"""Real sockets: clients that go, stall, flood or do not read."""
 
 import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-import uvloop
 
-from penstock.frontend import RequestLimits, serve
-from penstock.frontend.http import server
+from penstock.frontend import RequestLimits
 from penstock.frontend.http.connection import BoundedProtocol
-from penstock.messages import EngineError
-from tests.frontend.conftest import Site, listening, live, parse_events, until
+from tests.frontend.conftest import Site, live, parse_events
+from tests.frontend.http.raw import connection, event_loop_policy, next_answer, request, reset, status_of
+from tests.patience import PATIENCE, until
+
+__all__ = ["event_loop_policy"]
 
 PROMPT = {"prompt": "hello", "max_tokens": 60}
 USER = {"messages": [{"role": "user", "content": "hello"}]}
@@ -29,47 +28,6 @@ CALLS = [
     ("/v1/chat/completions", {**USER, "stream": True}),
     ("/v1/chat/completions", USER),
 ]
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop of production."""
-    return uvloop.EventLoopPolicy()
-
-
-def request(path: str, fields: dict[str, Any]) -> bytes:
-    body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-@contextlib.asynccontextmanager
-async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def status_of(reader: asyncio.StreamReader) -> int:
-    return int((await reader.readline()).split()[1])
-
-
-async def next_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, Any]:
-    """Returns the status, the headers and the decoded body of a connection's next answer."""
-    status = await asyncio.wait_for(status_of(reader), 10)
-    head = await reader.readuntil(b"\r\n\r\n")
-    return status, head, json.loads(await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0])))
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    """Closes at once with a reset, as a crashed client's machine does."""
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    writer.transport.abort()
 
 
 @pytest.mark.parametrize(("path", "fields"), CALLS)
@@ -130,14 +88,14 @@ async def test_slow_headers_end_the_connection(make_site: Callable[..., Site], s
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(sent)
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
 
 
 async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Callable[..., Site]) -> None:
     site = make_site(limits=RequestLimits(body_timeout=0.2))
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(request("/v1/completions", PROMPT)[:-5])
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"error"' in answer
     assert site.app.lifecycle.in_flight == 0
@@ -148,9 +106,9 @@ async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Ca
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(CHUNKED + b"\r\n\r\n")
         writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
-        assert await asyncio.wait_for(status_of(reader), 10) == 413
+        assert await asyncio.wait_for(status_of(reader), PATIENCE) == 413
         with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(reader.read(), 10)
+            await asyncio.wait_for(reader.read(), PATIENCE)
 
 
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx-long: ", b"GET /health?", b"GET /health HTTP/1.1\r\n"])
@@ -160,8 +118,8 @@ async def test_headers_beyond_the_limit(make_site: Callable[..., Site], start: b
         writer.write(start + b"y" * 600)
         await asyncio.sleep(0.05)
         writer.write(b"y" * 600)
-        assert await asyncio.wait_for(status_of(reader), 10) == 431
-        await asyncio.wait_for(reader.read(), 10)  # and the connection ends
+        assert await asyncio.wait_for(status_of(reader), PATIENCE) == 431
+        await asyncio.wait_for(reader.read(), PATIENCE)  # and the connection ends
 
 
 async def test_large_bodies_within_the_limit_are_no_large_headers(site: Site) -> None:
@@ -192,7 +150,7 @@ async def refusal(port: int, sent: bytes) -> tuple[int, dict[str, Any]]:
     """The status and the error of the answer to these bytes, after which the server closes the connection."""
     async with connection(port) as (reader, writer):
         writer.write(sent)
-        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE)).partition(b"\r\n\r\n")
         assert b"content-type: application/json" in head and b"connection: close" in head
         assert f"content-length: {len(body)}".encode() in head
         answer = json.loads(body)
@@ -226,7 +184,7 @@ async def test_garbage_behind_a_request_does_not_break_into_its_answer(site: Sit
         writer.write(request("/v1/completions", {**PROMPT, "stream": True}))
         await until(lambda: site.engine.running == 1)
         writer.write(b"BREW / HTTP/1.1\r\n\r\n")
-        assert b"error" not in await asyncio.wait_for(reader.read(), 10)
+        assert b"error" not in await asyncio.wait_for(reader.read(), PATIENCE)
         await until(lambda: site.engine.running == 0)
 
 
@@ -238,7 +196,7 @@ async def test_pipelined_requests_outlast_the_timeouts_of_receiving(make_site: C
         await until(lambda: site.engine.running == 1)
         await asyncio.sleep(1.5)
         site.engine.gate.set()
-        assert await asyncio.wait_for(status_of(reader), 10) == 200
+        assert await asyncio.wait_for(status_of(reader), PATIENCE) == 200
 
 
 async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., Site]) -> None:
@@ -249,7 +207,7 @@ async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., S
         writer.transport.pause_reading()
         writer.write(request("/v1/completions", {**PROMPT, "max_tokens": 1_500_000, "stream": True}))
         await until(lambda: site.engine.running == 1)
-        await until(lambda: site.engine.running == 0, 20)
+        await until(lambda: site.engine.running == 0)
         assert site.engine.aborted == [site.engine.requests[0].request_id]
 
 
@@ -278,7 +236,7 @@ async def test_a_small_unread_answer_does_not_keep_a_connection(
             client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await until(lambda: protocol.cycle is not None and protocol.cycle.response_complete)
             assert 0 < transport.get_write_buffer_size() < 65_536 and not protocol.flow.write_paused
-            await until(lambda: protocol not in protocol.connections, 20)
+            await until(lambda: protocol not in protocol.connections)
 
 
 async def test_a_client_that_goes_is_aborted_even_if_its_next_request_waits(site: Site) -> None:
@@ -286,7 +244,7 @@ async def test_a_client_that_goes_is_aborted_even_if_its_next_request_waits(site
     async with live(site) as port:
         async with connection(port) as (reader, writer):
             writer.write(request("/v1/completions", {**PROMPT, "stream": True}) * 2)
-            assert await asyncio.wait_for(status_of(reader), 10) == 200
+            assert await asyncio.wait_for(status_of(reader), PATIENCE) == 200
             assert site.engine.running == 1
         await until(lambda: site.engine.running == 0 and site.app.lifecycle.in_flight == 0)
     assert len(site.engine.requests) == 1
@@ -299,7 +257,7 @@ async def test_garbage_behind_waiting_requests_does_not_break_into_an_answer(sit
         writer.write(sent + CHUNKED + b"\r\n\r\n")
         await until(lambda: site.engine.running == 1)
         writer.write(b"zz\r\n")
-        assert b"invalid_http" not in await asyncio.wait_for(reader.read(), 10)
+        assert b"invalid_http" not in await asyncio.wait_for(reader.read(), PATIENCE)
         await until(lambda: site.engine.running == 0)
 
 
@@ -333,7 +291,7 @@ async def test_a_request_too_many_is_refused_after_the_earlier_answers(
         assert status == 429 and b"retry-after: " in head and b"connection: close" in head
         assert "the limit is 3" in body["error"]["message"]
         assert body["error"][error] == {"code": "too_many_pipelined", "type": "rate_limit_error"}[error]
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         await until(lambda: site.app.lifecycle.in_flight == 0)
     assert len(site.engine.requests) == 1
 
@@ -349,7 +307,7 @@ async def test_http_1_0_has_no_chunked_coding(site: Site, path: str, fields: dic
                 close = b"connection: close\r\n" if version == b"1.1" else b""
                 sent = request(path, fields).replace(b"HTTP/1.1\r\n", b"HTTP/" + version + b"\r\n" + close)
                 writer.write(sent)
-                head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+                head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ") and b"connection: close" in head
             answers[version] = head, body
     head, body = answers[b"1.0"]
@@ -358,123 +316,3 @@ async def test_http_1_0_has_no_chunked_coding(site: Site, path: str, fields: dic
         assert b"chunked" in answers[b"1.1"][0] and parse_events(body)
     else:
         assert json.loads(body)["choices"]
-
-
-@contextlib.asynccontextmanager
-async def stream_in_flight(
-    site: Site,
-) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None], asyncio.Task[httpx.Response]]]:
-    """A client of a server, the server, and an answer that goes on when `site.engine.gate` is set."""
-    site.engine.gate = asyncio.Event()
-    sock = listening()
-    running = asyncio.create_task(serve(site.app, sock))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
-        stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
-        await until(lambda: site.engine.running == 1)
-        yield http, running, stream
-
-
-async def test_stopping_lets_streams_finish(site: Site) -> None:
-    site.says("hello world")
-    async with stream_in_flight(site) as (http, running, stream):
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: site.app.lifecycle.draining)
-        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 503
-        assert (await http.get("/readyz")).status_code == 503
-        assert not site.engine.closed
-        site.engine.gate.set()
-        events = parse_events((await stream).content)
-        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
-        await asyncio.wait_for(running, 20)
-    assert site.engine.closed
-    with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", http.base_url.port)
-
-
-async def test_before_it_drains_a_server_answers_and_is_not_ready(site: Site) -> None:
-    """For `delay` seconds, of which the second signal takes the rest away."""
-    sock = listening()
-    running = asyncio.create_task(serve(site.app, sock, delay=60))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
-        assert (await http.get("/readyz")).status_code == 200
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: site.app.lifecycle.stopping)
-        assert (await http.get("/readyz")).json() == {"status": "stopping"}
-        assert (await http.get("/livez")).status_code == 200
-        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
-        assert not site.app.lifecycle.draining and not running.done()
-        await asyncio.sleep(server.ONE_STOP_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, 20)
-    assert site.app.lifecycle.draining and site.engine.closed
-
-
-async def test_a_delay_ends_by_itself_and_with_the_engine(make_site: Callable[..., Site]) -> None:
-    for ends in (False, True):
-        site, stop = make_site(), asyncio.Event()
-        running = asyncio.create_task(serve(site.app, listening(), stop=stop, delay=60 if ends else 0.2))
-        stop.set()
-        await until(lambda site=site: site.app.lifecycle.stopping)  # type: ignore[misc]
-        if not ends:
-            await asyncio.wait_for(running, 20)
-            continue
-        site.engine.status = "ended"
-        with pytest.raises(EngineError, match="the engine ended before"):
-            await asyncio.wait_for(running, 20)
-
-
-async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
-    sock = listening()
-    await asyncio.wait_for(serve(site.app, sock, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20)
-    assert site.app.lifecycle.draining and site.engine.closed
-
-
-@pytest.mark.parametrize("how", ["timeout", "second signal"])
-async def test_stopping_ends_streams_that_take_too_long(
-    make_site: Callable[..., Site], how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "ONE_STOP_SECONDS", 0.0)
-    site = make_site(drain_timeout=0.2 if how == "timeout" else 60)
-    async with stream_in_flight(site) as (_, running, stream):
-        os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: site.app.lifecycle.draining)
-        if how == "second signal":
-            os.kill(os.getpid(), signal.SIGINT)
-        *_, last = parse_events((await stream).content)
-        assert last["error"]["code"] == "engine_unavailable"
-        await asyncio.wait_for(running, 20)
-    assert site.engine.running == 0
-
-
-async def test_signals_at_once_are_one_and_a_hangup_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timeout` and `make` send SIGTERM to their group and once more to the server."""
-    monkeypatch.setattr(server, "ONE_STOP_SECONDS", 60.0)  # this process may stand still between two signals
-    site.says("hello world")
-    async with stream_in_flight(site) as (_, running, stream):
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.05)
-        assert not site.app.lifecycle.draining
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
-            await asyncio.sleep(0.02)
-        assert site.app.lifecycle.draining and not site.engine.closed
-        site.engine.gate.set()
-        events = parse_events((await stream).content)
-        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
-        await asyncio.wait_for(running, 20)
-
-
-async def test_a_server_ends_with_its_engine(site: Site) -> None:
-    sock = listening()
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    running = asyncio.create_task(serve(site.app, sock, stop=asyncio.Event()))
-    async with httpx.AsyncClient(base_url=url) as http:
-        assert (await http.get("/readyz")).status_code == 200
-        site.engine.status = "restarting"
-        assert (await http.get("/readyz")).json() == {"status": "the engine is started again"}
-        assert (await http.get("/livez")).status_code == 200
-        site.engine.status = "ended"
-        assert (await http.get("/livez")).status_code == 503
-        with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
-            await asyncio.wait_for(running, 20)
-    assert site.engine.closed

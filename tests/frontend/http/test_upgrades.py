@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tests.frontend.conftest import NAME, Site, live
-from tests.frontend.http.test_connections import connection, event_loop_policy, next_answer
+from tests.frontend.http.raw import connection, event_loop_policy, next_answer
+from tests.patience import PATIENCE
 
 __all__ = ["event_loop_policy"]
 
@@ -44,7 +45,7 @@ async def test_the_body_is_read_and_then_the_next_request(site: Site, name: str,
                 await writer.drain()
                 if cut < len(everything):
                     await asyncio.sleep(0.0005)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 first, _, answer = await next_answer(reader)
                 second, _, models = await next_answer(reader)
             assert first == status, answer
@@ -62,7 +63,7 @@ async def test_a_request_in_a_body_is_not_answered(site: Site, path: bytes, gap:
         writer.write(head(path, b"websocket", HANDSHAKE + b"content-length: %d\r\n" % len(hidden)))
         await asyncio.sleep(gap)
         writer.write(hidden + NEXT.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-        received = await asyncio.wait_for(reader.read(), 10)
+        received = await asyncio.wait_for(reader.read(), PATIENCE)
     assert received.count(b"HTTP/1.1 ") == 2 and b"is_sleeping" not in received
 
 
@@ -74,5 +75,5 @@ async def test_a_body_is_bounded_as_any_other(site: Site) -> None:
         ):
             async with connection(port) as (reader, writer):
                 writer.write(head(b"POST /tokenize", b"h2c", framing) + body)
-                answered, fields, _ = await asyncio.wait_for(next_answer(reader), 10)
+                answered, fields, _ = await asyncio.wait_for(next_answer(reader), PATIENCE)
             assert answered == status and b"connection: close" in fields

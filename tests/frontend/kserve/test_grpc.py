@@ -14,7 +14,8 @@ from penstock.frontend import RequestLimits, serve
 from penstock.frontend.http.tls import TLS
 from penstock.messages import EndsEngines
 from tests.e2e.certificates import Authority
-from tests.frontend.conftest import NAME, Site, listening, until
+from tests.frontend.conftest import NAME, Site, listening
+from tests.patience import PATIENCE, until
 from tests.ports import free_port
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
@@ -37,11 +38,11 @@ async def serving(site: Site, tls: TLS | None = None, trust: bytes | None = None
     channel = make(f"127.0.0.1:{port}", *([] if credentials is None else [credentials]), options=[*options.items()])
     try:
         async with channel:
-            await asyncio.wait_for(channel.channel_ready(), 20)
+            await asyncio.wait_for(channel.channel_ready(), PATIENCE)
             yield channel, stop
     finally:
         stop.set()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE)
 
 
 def request(text: str = "hello", *, id: str = "", stream: bool = False, **parameters: Any) -> Any:
@@ -229,4 +230,4 @@ async def test_a_stopping_server_finishes_calls_and_refuses_new_ones(site: Site)
         assert code is grpc.StatusCode.UNAVAILABLE and "shutting down" in says
         site.engine.gate.set()
         assert text(await whole)
-        assert await asyncio.wait_for(idle.code(), 10) in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert await asyncio.wait_for(idle.code(), PATIENCE) in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)

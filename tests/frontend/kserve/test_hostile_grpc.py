@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.frontend import RequestLimits
-from tests.frontend.conftest import NAME, Site, until
+from tests.frontend.conftest import NAME, Site
 from tests.frontend.kserve.test_grpc import fails, request, serving, stream
 from tests.frontend.loop_time import assert_loop_stays_free
+from tests.patience import PATIENCE, until
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
 
@@ -93,7 +94,7 @@ async def test_nothing_is_received_without_a_key(make_site: Callable[..., Site])
     async with serving(site) as (channel, _):
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             for method in ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "RepositoryModelLoad"):
-                code, says = await fails(asyncio.wait_for(raw(channel, method, metadata=metadata).read(), 20))
+                code, says = await fails(asyncio.wait_for(raw(channel, method, metadata=metadata).read(), PATIENCE))
                 assert code is grpc.StatusCode.UNAUTHENTICATED and "API key" in says
         assert site.app.sockets == 0
         codes = {code for _, _, code in site.metrics._requests}
@@ -104,7 +105,7 @@ async def test_a_message_that_does_not_come(make_site: Callable[..., Site]) -> N
     site = make_site(limits=RequestLimits(body_timeout=0.2))
     async with serving(site) as (channel, _):
         for method in ("ModelInfer", "ServerLive", WATCH):
-            code, says = await fails(asyncio.wait_for(raw(channel, method).read(), 20))
+            code, says = await fails(asyncio.wait_for(raw(channel, method).read(), PATIENCE))
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "within 0.2 s" in says
 
 
@@ -137,7 +138,7 @@ async def test_a_stream_that_is_not_read_ends(make_site: Callable[..., Site]) ->
         for id in range(20):
             await opened.write(request(id=str(id), stream=True, max_tokens=900_000))
         await until(lambda: site.engine.running == 20)
-        await until(lambda: site.engine.running == 0 and site.app.sockets == 0, 30)
+        await until(lambda: site.engine.running == 0 and site.app.sockets == 0)
         assert len(site.engine.aborted) == 20
         opened.cancel()
 
@@ -152,7 +153,7 @@ async def test_a_whole_answer_counts_until_it_is_read(make_site: Callable[..., S
         await call.write(request(max_tokens=200_000).SerializeToString())
         await call.done_writing()
         await until(lambda: site.app.lifecycle.in_flight == 1)
-        await until(lambda: site.app.lifecycle.in_flight == 0, 30)
+        await until(lambda: site.app.lifecycle.in_flight == 0)
         await asyncio.sleep(0.2)
         assert site.app.unread.used > 100_000
         assert len(await call.read()) > 200_000

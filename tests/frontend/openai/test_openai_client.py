@@ -1,22 +1,17 @@
 """The real `openai` client against a real uvicorn."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
 import pytest
-import uvloop
 
 from tests.frontend.conftest import NAME, Site, live
+from tests.frontend.http.raw import event_loop_policy
+
+__all__ = ["event_loop_policy"]
 
 USER = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop of production."""
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 
 from penstock.frontend import RequestLimits
 from penstock.frontend.http.websocket import MOST_FRAMES
-from tests.frontend.conftest import Site, live, until
-from tests.frontend.http.test_connections import event_loop_policy
+from tests.frontend.conftest import Site, live
+from tests.frontend.http.raw import event_loop_policy
 from tests.frontend.openai.test_sockets import PATH
+from tests.patience import PATIENCE, until
 
 __all__ = ["event_loop_policy"]
 
@@ -42,7 +43,7 @@ async def socket(port: int) -> AsyncIterator[Opened]:
 
 async def close_code(reader: asyncio.StreamReader) -> int:
     """The code of the close frame that comes next."""
-    head = await asyncio.wait_for(reader.readexactly(4), 10)
+    head = await asyncio.wait_for(reader.readexactly(4), PATIENCE)
     assert head[0] == 0x80 | CLOSE
     return int.from_bytes(head[2:])
 
@@ -104,7 +105,7 @@ async def test_a_message_has_so_many_frames(site: Site) -> None:
         async with socket(port) as (reader, writer):
             part = frame(CONTINUATION, b" ", last=False)
             writer.write(frame(TEXT, b"{", last=False) + part * (MOST_FRAMES - 2) + frame(CONTINUATION, b"}"))
-            head = await asyncio.wait_for(reader.readexactly(2), 10)
+            head = await asyncio.wait_for(reader.readexactly(2), PATIENCE)
             assert head[0] == 0x80 | TEXT  # an error about its content
         async with socket(port) as (reader, writer):
             writer.write(frame(TEXT, b"{", last=False) + frame(CONTINUATION, last=False) * 100_000)
@@ -125,7 +126,7 @@ async def test_a_message_must_come_to_its_end(make_site: Callable[..., Site], na
         await asyncio.sleep(0.5)
         assert site.app.bodies.used
         writer.write(more)
-        received = await asyncio.wait_for(reader.read(), 10)
+        received = await asyncio.wait_for(reader.read(), PATIENCE)
         assert (1008).to_bytes(2) + b"the message did not arrive within 1 s" in received
         await until(lambda: site.app.bodies.used == 0)
 
@@ -141,9 +142,9 @@ async def test_streams_of_a_socket_that_was_closed_end_quietly(
         for i in range(8):
             body = b'{"id":"%d","body":{"messages":[{"role":"user","content":"hi"}],"stream":true}}' % i
             writer.write(frame(TEXT, body))
-        await asyncio.wait_for(reader.readexactly(2000), 10)  # they stream
+        await asyncio.wait_for(reader.readexactly(2000), PATIENCE)  # they stream
         writer.write(bytes((0x80 | TEXT, 0)))  # without a mask: a frame of a server
-        received = await asyncio.wait_for(reader.read(), 10)
+        received = await asyncio.wait_for(reader.read(), PATIENCE)
         assert (1002).to_bytes(2) in received
         await until(lambda: site.app.sockets == 0 and site.app.lifecycle.in_flight == 0)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -13,8 +13,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as sync_connect
 
 from penstock.frontend import RequestLimits, serve
-from tests.frontend.conftest import Site, listening, live, until
+from tests.frontend.conftest import Site, listening, live
 from tests.frontend.loop_time import assert_loop_stays_free
+from tests.patience import PATIENCE, until
 
 USER = {"messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**USER, "stream": True}
@@ -216,7 +217,7 @@ async def test_a_client_that_never_reads_is_closed_and_its_requests_aborted(make
         for i in range(30):
             await ask(opened, f"{i}", **STREAM, max_tokens=3900, logprobs=True, top_logprobs=20)
         await until(lambda: bool(site.engine.running))
-        await until(lambda: site.engine.running == 0 and site.app.sockets == 0, 20)
+        await until(lambda: site.engine.running == 0 and site.app.sockets == 0)
         assert site.engine.aborted
 
 
@@ -319,7 +320,7 @@ async def test_a_stopping_server_finishes_requests_and_closes_sockets(site: Site
             with pytest.raises(ConnectionClosed) as closed:
                 await each.recv()
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, PATIENCE)
 
 
 async def test_an_error_after_the_start_ends_a_stream_once(site: Site) -> None:

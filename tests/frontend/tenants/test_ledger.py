@@ -20,6 +20,7 @@ from penstock.frontend.tenants.quotas import Quotas, counter_key, window
 from penstock.messages import ComputeUsage, RequestTiming, TokenDelta
 from tests.frontend.tenants.conftest import TenantSite
 from tests.frontend.test_batches import begin, ended, line
+from tests.patience import PATIENCE
 
 Sites = Callable[..., TenantSite]
 PRICES = [{"since": "2026-01-01", "input": 2.0, "output": 6.0, "cached": 1.0}]
@@ -71,7 +72,7 @@ async def test_the_dashboard_reads_what_tenants_have_used(tenant_site: Sites, ma
     for key in ("a/default", "a/default", "b/default"):
         assert (await site.ask(key)).status_code == 200
     await asyncio.sleep(0.3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(rows(site)) < 3:
             await asyncio.sleep(0.02)
     shown = {}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.config.tenants.entries import QuotaLimits
 from penstock.frontend.tenants.quotas import LIFE, NANO, Amounts, Quotas, counter_key, window
 from tests.frontend.tenants.conftest import TenantSite
+from tests.patience import PATIENCE
 
 Sites = Callable[..., TenantSite]
 NOW = 1_800_000_000.0
@@ -121,7 +122,7 @@ async def test_requests_at_a_time(tenant_site: Sites) -> None:
     site = tenant_site({"a": {"limits": {"concurrent_requests": 2}}})
     site.site.engine.gate = asyncio.Event()
     asked = [asyncio.create_task(site.ask("a/default")) for _ in range(3)]
-    done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
     assert [task.result().status_code for task in done] == [429]
     site.site.engine.gate.set()
     assert [(await task).status_code for task in pending] == [200, 200]

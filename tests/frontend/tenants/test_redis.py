@@ -15,6 +15,7 @@ from penstock.frontend.tenants.ledger import FILE, LedgerRow
 from penstock.frontend.tenants.quotas import LIFE, Amounts, Settlement
 from penstock.frontend.tenants.redis_quotas import LEASE_MINUTES, RedisBooks
 from tests.frontend.tenants.conftest import TenantSite
+from tests.patience import PATIENCE
 from tests.redis_server import RedisServer, needs_redis, redis_servers
 
 pytestmark = needs_redis
@@ -109,9 +110,9 @@ async def test_without_redis_a_server_spends_its_lease_and_nothing_more(
     settling = asyncio.create_task(settle(stores[0], "before-0", 5))
     await asyncio.sleep(0.2)
     server.start()
-    await asyncio.wait_for(settling, 20)
+    await asyncio.wait_for(settling, PATIENCE)
     for number, store in enumerate(stores):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:  # until it is time to try again
                 try:
                     assert not (await store.reserve(f"after-{number}", "t", limits, Amounts(10))).refused

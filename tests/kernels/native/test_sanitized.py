@@ -10,6 +10,7 @@ import pytest
 from penstock.kernels.native.build import CPP, compiler
 from tests.kernels.native.cases import RIGHT_SIZE
 from tests.kernels.native.conftest import SETS, runtime
+from tests.often import often
 
 RunCases = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -56,7 +57,7 @@ def team_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", often([1, 2, 4], [4]))
 def test_a_team_has_no_race(team_program: Path, threads: int) -> None:
     options = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run(

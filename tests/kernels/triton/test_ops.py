@@ -18,10 +18,10 @@ LARGEST_REPEATED = 30  # rows of the inputs that are tried in every dtype: inter
 IN_TORCH = ("layer_norm", "product", "recurrence", "sigmoid_gate", "bidirectional_attention")
 IN_TORCH += ("linear_by_head", "store_latents", "latent_attention", "ungated_experts")
 CASES = [
-    pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
+    pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}", marks=marks)
     for op in OPS
     if op.name not in IN_TORCH
-    for dtype in (torch.bfloat16, torch.float32, torch.float16)
+    for dtype, marks in ((torch.bfloat16, ()), (torch.float32, ()), (torch.float16, pytest.mark.rare))
 ]
 
 

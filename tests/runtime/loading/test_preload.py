@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from penstock.runtime.loading.preload import Preload
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.matrices import MatrixReader
 from tests.engine.processes import descriptors
+from tests.patience import wait_for
 
 Checkpoint = Callable[..., Path]
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
@@ -66,10 +66,7 @@ def test_weights_are_read_by_themselves(tiny_checkpoint: Checkpoint) -> None:
     want = Preload(config(tiny_checkpoint("qwen3"))).matrices
     assert want is not None
     want.finish(lambda count: None)
-    end = time.monotonic() + 30
-    while not same_bits(laid.matrices, want):
-        assert time.monotonic() < end, "the weights were not read"
-        time.sleep(0.01)
+    wait_for(lambda: same_bits(laid.matrices, want), "the weights")
     laid.matrices.close()
 
 

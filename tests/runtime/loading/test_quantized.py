@@ -15,8 +15,9 @@ from penstock.messages import GenerateRequest, SamplingParams, TokenDelta
 from penstock.runtime.loading import cpu as load
 from penstock.runtime.loading.load import load_runner
 from penstock.schedule import Scheduler, SchedulerConfig
-from tests.checkpoints import VARIANTS
+from tests.checkpoints import TYPICAL, VARIANTS
 from tests.models.serving import outputs
+from tests.often import often
 
 Checkpoint = Callable[..., Path]
 FORMS = [("none", 32), ("int8", 32), ("int4", 32), ("int4", 64), ("int4", 128)]
@@ -32,7 +33,7 @@ def config(folder: Path, **changes: object) -> EngineConfig:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", often(VARIANTS, TYPICAL))
 def test_weights_take_what_was_planned(variant: str, dtype: str, tiny_checkpoint: Checkpoint) -> None:
     """Odd vocabulary, tied and untied heads, biases, norms of heads: to the byte."""
     folder = tiny_checkpoint(variant)

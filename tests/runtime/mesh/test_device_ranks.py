@@ -17,6 +17,7 @@ from penstock.config import Split
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
 from penstock.runtime.batch import ResidentBatch
 from tests.models.serving import make_device_runner
+from tests.often import rare
 from tests.runtime.mesh.ranks import Processes
 from tests.runtime.mesh.test_parallel import (
     BOTH,
@@ -27,7 +28,6 @@ from tests.runtime.mesh.test_parallel import (
     compare,
     compare_drafted,
     compare_rows,
-    rare,
     requests,
     serve,
     start,
@@ -74,7 +74,7 @@ def test_several_ranks_are_one(
     compare(variant, expected, in_chunks)
 
 
-@pytest.mark.parametrize("split", [TENSOR, rare(PIPELINE), BOTH], ids=str)
+@pytest.mark.parametrize("split", [rare(TENSOR), rare(PIPELINE), BOTH], ids=str)
 def test_drafts_change_no_token(split: Split, processes: Processes, tiny_checkpoint: Checkpoint) -> None:
     """Ranks of the last stage have the sampled tokens before the step ends, and so the drafts that were accepted. Other
     ranks learn of both with the next plan."""

@@ -40,6 +40,7 @@ from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
 from tests.models.serving import Server, make_runner, outputs
+from tests.often import rare
 from tests.runtime.mesh.ranks import Processes, RanksRunner
 from tests.schedule.invariants import check_scheduler
 
@@ -120,11 +121,6 @@ def compare_rows(expected: bytes, got: bytes, k: int | None) -> None:
 def one_rank(tiny_checkpoint: Checkpoint) -> Callable[[str], Served]:
     """The results of one rank, with native kernels if available."""
     return cache(lambda variant: serve(make_runner(tiny_checkpoint(variant)), requests()))
-
-
-def rare(*values: Any) -> Any:
-    """A case that `make test-all` runs: others have the same split, and others the same kinds of layers."""
-    return pytest.param(*values, marks=pytest.mark.rare)
 
 
 TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2, 1, expert=True)

@@ -56,7 +56,7 @@ def assert_distributed(counts: NDArray[np.int64], shares: NDArray[np.float64]) -
     ids=str,
 )
 def test_over_seeds(given: dict[str, object]) -> None:
-    (tokens,) = sequences(1, **given)
+    (tokens,) = sequences(1, 4000, **given)
     assert_distributed(np.bincount(tokens, minlength=LOGITS.size), expected_shares(**given))
 
 

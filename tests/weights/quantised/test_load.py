@@ -15,31 +15,21 @@ from transformers import AutoModelForCausalLM
 
 from penstock.config import EngineConfig, Split
 from penstock.config.weights import weights_bytes
-from penstock.families import ModelSpec, load_spec, model_facts, shard
+from penstock.families import load_spec, model_facts, shard
 from penstock.families.shard import CannotSplit
 from penstock.kernels import Needs, Platform, detect_platform, select_packing
 from penstock.kernels.native.packing import SectionedWeight
 from penstock.kernels.triton.weights import JoinedWeight
 from penstock.weights.load import load_parameters
 from tests.models.logits import FP32_ATOL, FP32_RTOL, expected_logits, kernels_on, logits_of
+from tests.often import often
 from tests.weights.files import edit
 from tests.weights.gguf_values import values_of
+from tests.weights.packed import DEVICE, NATIVE, load_fp32, needs_native
 from tests.weights.quantised.conftest import Source
 from tests.weights.quantised.writers import KINDS, change_config, compressed_config, gptq, integers, write_pair
 
-needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
-PACKED = [pytest.param("packed", marks=needs_native), pytest.param("device", marks=needs_native), ""]
-HERE = torch.device("cpu")  # in place of a GPU
-
-
-def load_fp32(path: Path, spec: ModelSpec, packed: str = "", **options: Any) -> dict[str, Any]:
-    """Packed for a CPU, for a device, or "" for tensors."""
-    if packed == "device":
-        packing = select_packing(Platform("cuda", "9.0"), Needs(torch.float32), device=HERE)
-        return load_parameters(path, spec, torch.float32, packing=packing, device=HERE, **options)
-    # Of the sets whose formats hold all codes without loss.
-    packing = select_packing(Platform("cpu", "AVX2", "avx2"), Needs(torch.float32)) if packed else None
-    return load_parameters(path, spec, torch.float32, packing=packing, **options)
+PACKED = [NATIVE, DEVICE, ""]
 
 
 def in_order(weight: Any) -> NDArray[np.float32]:
@@ -63,9 +53,23 @@ def assert_same(quantised: Path, values: Path, packed: str = "", split: Split | 
     return got
 
 
-@pytest.mark.parametrize("packed", PACKED)
+# Codes of each size and each way to scale them.
+FEW = ("gptq", "gptq 3 bits zero points", "gptq act-order", "awq", "w4a16 zero points", "w8a8", "nvfp4", "mxfp4", "nf4")
+
+
+@needs_native
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_are_codes_times_scales(source: Source, tmp_path: Path, kind: str, packed: str) -> None:
+def test_values_are_codes_times_scales(source: Source, tmp_path: Path, kind: str) -> None:
+    check_values(source, tmp_path, kind, "packed")
+
+
+@pytest.mark.parametrize("packed", PACKED[1:])
+@pytest.mark.parametrize("kind", often(KINDS, FEW))
+def test_values_are_the_same_on_a_device_and_as_tensors(source: Source, tmp_path: Path, kind: str, packed: str) -> None:
+    check_values(source, tmp_path, kind, packed)
+
+
+def check_values(source: Source, tmp_path: Path, kind: str, packed: str) -> None:
     quantised, values = write_pair(source(), tmp_path, KINDS[kind])
     assert_same(quantised, values, packed)
     spec = load_spec(quantised)
