@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from penstock.weights.packaged import EMBEDDED
-from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.e2e.server import Server, gauge, serving
+from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 # The KV cache has room for two texts, not for four.
@@ -46,7 +47,7 @@ def test_texts_come_back_after_eviction_and_after_kill_9(tmp_path: Path) -> None
         assert cached == 0
         for start in (200, 300, 400):
             ask(server, text(start))
-        wait_for(lambda: count(server, "writes_total") >= 60, PATIENCE, "the blocks to be written")
+        wait_for(lambda: count(server, "writes_total") >= 60, "the blocks to be written")
         again, cached = ask(server, text(100))
         assert again == first and cached >= 160 and count(server, "reads_total") >= 10
 
@@ -58,7 +59,7 @@ def test_texts_come_back_after_eviction_and_after_kill_9(tmp_path: Path) -> None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in blocks(folder)} == {0o600}
         assert server.post("/reset_prefix_cache", {}).json() == {"reset": True}
-        wait_for(lambda: not blocks(folder), PATIENCE, "the files to be deleted")
+        wait_for(lambda: not blocks(folder), "the files to be deleted")
         assert ask(server, text(100)) == (first, 0)
 
 
@@ -98,7 +99,7 @@ def test_a_full_disk_keeps_what_fits(tmp_path: Path) -> None:
     try:
         with serving(tmp_path / "log", *FLAGS, "--kv-disk", f"{folder},1GiB") as server:
             answers = [ask(server, text(i * 100))[0] for i in range(20)]
-            wait_for(lambda: count(server, "failures_total") > 0, PATIENCE, "the disk to be full")
+            wait_for(lambda: count(server, "failures_total") > 0, "the disk to be full")
             assert [ask(server, text(i * 100))[0] for i in range(20)] == answers
     finally:
         subprocess.run(["umount", str(folder)], check=True, timeout=60)

@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.e2e.server import Server, serving
 from tests.engine.processes import children
+from tests.patience import PATIENCE, wait_for
 
 SETTINGS = "model: python-8m\nsettings: {max-num-seqs: 4, kv-cache-memory: 32MiB, max-model-len: 128}\n"
 STAY = 1.5
@@ -59,5 +60,5 @@ def test_two_models_share_room_for_one_engine(tmp_path: Path) -> None:
         assert {each["id"] for each in server.get("/v1/models").json()["data"]} == {"first", "second"}
 
         run(server, "stop", "second", "--url", server.url)
-        wait_for(lambda: not children(server.process.pid), PATIENCE, "the engine to end")
+        wait_for(lambda: not children(server.process.pid), "the engine to end")
         assert server.get("/api/ps").json() == {"models": []}

@@ -319,7 +319,7 @@ class EngineCore:
             case Resize(share) if self._resizable:
                 return self._resize(command.serial, share)
             case Resize():
-                error = "the KV cache of an engine on a GPU, with ranks, with --kv-disk or of an encoder has a fixed size"
+                error = "the KV cache on a GPU, of ranks, of an encoder or with --kv-disk has a fixed size"
             case Sleep():
                 # A client that can start the engine again executes this itself, and never sends it.
                 error = "this engine cannot sleep, as it cannot be started again"

@@ -16,6 +16,7 @@ from penstock.messages import (
     Work,
     row_size,
 )
+from penstock.schedule import log as events
 from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -23,23 +24,7 @@ from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
 from penstock.schedule.late import first_due, late_requests
 from penstock.schedule.leases import BlockLeases
 from penstock.schedule.live_requests import LiveRequests
-from penstock.schedule.log import (
-    Aborted,
-    Added,
-    Applied,
-    CacheReset,
-    Dropped,
-    Event,
-    EventLog,
-    Finished,
-    Planned,
-    Resized,
-    Started,
-    StartedOver,
-    StepsLimited,
-    Submitted,
-    plan_digest,
-)
+from penstock.schedule.log import Event, EventLog, plan_digest
 from penstock.schedule.planner import Planner
 from penstock.schedule.policy import DueOrder, Policy
 from penstock.schedule.sequence import Phase, Request, Sequence
@@ -81,7 +66,7 @@ class Scheduler:
         self._sizes: deque[StepSize] = deque()  # of the outstanding plans, from the first one that is measured
         self._next_sequence = self._next_plan = 1
         self._steps = self._computed_tokens = self._decode_tokens = 0
-        self._record(Started(config, capacity, incarnation))
+        self._record(events.Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
 
@@ -100,7 +85,7 @@ class Scheduler:
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
-        self._record(Added(request, now))
+        self._record(events.Added(request, now))
         self._next_sequence += request.n
         self._live.add(state)
         self._learns = self._learns or request.deadline is not None or request.first_token_deadline is not None
@@ -115,7 +100,7 @@ class Scheduler:
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
             return []
-        self._record(Finished(request_id, choice, reason, keep, now))
+        self._record(events.Finished(request_id, choice, reason, keep, now))
         return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
 
     def abort(self, request_id: str, now: float) -> list[TokenDelta]:
@@ -123,7 +108,7 @@ class Scheduler:
         state = self._live.requests.get(request_id)
         if state is None:
             return []
-        self._record(Aborted(request_id, now))
+        self._record(events.Aborted(request_id, now))
         return self._end_request(state, "abort", "", now)
 
     def drop_late(self, now: float) -> list[tuple[str, float]]:
@@ -135,22 +120,22 @@ class Scheduler:
         for state, _ in late:
             self._end_request(state, "error", "", now)
         if late:
-            self._record(Dropped(now))
+            self._record(events.Dropped(now))
         return [(state.message.request_id, seconds) for state, seconds in late]
 
     def reset_prefix_cache(self) -> None:
         """Forget what is cached; running sequences keep their blocks."""
-        self._record(CacheReset())
+        self._record(events.CacheReset())
         self._cache.forget()
 
     def resize(self, limits: tuple[int, ...]) -> None:
         """See Planner.resize."""
         self._planner.resize(limits)
-        self._record(Resized(limits))
+        self._record(events.Resized(limits))
 
     def limit_steps(self, seconds: float) -> None:
         """Plan steps with prompts that take no longer than this, also if nothing decodes. 0: as configured."""
-        self._record(StepsLimited(seconds))
+        self._record(events.StepsLimited(seconds))
         self._planner.longest_step, self._learns = seconds, True
 
     # -- planning ---------------------------------------------------------------------------------------------
@@ -160,7 +145,7 @@ class Scheduler:
         if len(self._outstanding) >= self._depth or not self._live.requests:
             return None
         if self._log is not None:
-            self._log.append(Planned(now))
+            self._log.append(events.Planned(now))
         step = self._planner.next_step(self._outstanding, now)
         if not step.work:
             return None
@@ -172,7 +157,7 @@ class Scheduler:
         self._outstanding.append(outstanding)
         self._cache.submitted(plan.plan_id)
         if self._log is not None:
-            self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
+            self._log.append(events.Submitted(plan.plan_id, plan_digest(plan)))
         return plan
 
     def begun(self, plan: StepPlan) -> list[str]:
@@ -190,7 +175,7 @@ class Scheduler:
         step = self._outstanding[0]
         step.check_result(result)
         if self._log is not None:
-            self._log.append(Applied(result, now))
+            self._log.append(events.Applied(result, now))
         self._outstanding.popleft()
         began, self._applied_at = max(step.planned_at, self._applied_at), now
         if self._speculation is not None:
@@ -240,7 +225,7 @@ class Scheduler:
     def start_over(self, error: str, now: float) -> list[TokenDelta]:
         """Start all sequences over, because the executor has forgotten them: the outstanding plans have no results. The
         request with most tokens in the newest plan ends with `error`; all others are preempted."""
-        self._record(StartedOver(error, now))
+        self._record(events.StartedOver(error, now))
         largest = self._outstanding[-1].largest()
         for step in self._outstanding:
             self._cache.applied(step.plan_id, step.tails)

@@ -42,15 +42,16 @@ class ProcessorTurns:
     def prepare(self, found: FoundModel, share: Hardware, engines: int) -> PreparedModel:
         """Resolves the settings of a model for a share of the machine, of as many as there are `engines`. If it takes
         turns, it gets all processors, and its KV cache may grow into the shares of others, unless the settings give its
-        size. Raises what `prepare_found` raises."""
+        size or a disk tier. Raises what `prepare_found` raises."""
         prepared = prepare_found(found, share)
         if not _takes_turns(prepared):
             return prepared
         prepared = prepare_found(found, msgspec.structs.replace(share, cores=self._cores))
         # Else the engine would take its KV cache from all memory that is available when it starts.
         kv_bytes = prepared.resolved.memory.kv_bytes
-        given = prepared.resolved.engine.kv_cache_bytes is not None
-        return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if given else kv_bytes * engines)
+        engine = prepared.resolved.engine
+        fixed = engine.kv_cache_bytes is not None or engine.kv_disk != ""
+        return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * engines)
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
         """Gives the engine of a model its place. `started` must follow. Raises LoadFailed if there is no place."""
