@@ -27,6 +27,7 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that 
     "tenants add": {"FILE": "tenants.yaml", "TENANT": "search"},
     "tenants rotate": {"FILE": "tenants.yaml", "TENANT": "search"},
     "audit verify": {"FILE": "requests.jsonl"},
+    "stop": {"NAME": "ours"},
 }
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 
@@ -167,8 +168,6 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
         ("benchmark", ("'benchmark'", "did you mean penstock bench?")),
         ("version", ("'version'", "write penstock --version")),
         ("chat", ("'chat'", "write penstock run")),
-        ("ps", ("'ps'", "write penstock top")),
-        ("stop", ("'stop'", "Ctrl-C", "penstock sleep")),
         ("create mine -f Modelfile", ("'create'", "penstock serve ./model.gguf")),
         ("download smollm2-135m", ("'download'", "write penstock pull")),
         ("frobnicate", ("'frobnicate'", "there are: serve, run, plan")),

@@ -20,7 +20,6 @@ MEANT = {
     "help": "--help",
     "info": "show",
     "ls": "list",
-    "ps": "top",
     "remove": "rm",
     "start": "serve",
     "stats": "top",
@@ -29,7 +28,6 @@ MEANT = {
 # Commands of other programs that Penstock does not have, and what to do instead.
 DONE_OTHERWISE = {
     "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
-    "stop": "Ctrl-C or SIGTERM ends penstock serve, penstock sleep frees the memory of its model",
 }
 _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 

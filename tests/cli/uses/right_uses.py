@@ -36,7 +36,7 @@ SERVER = (
     "--thinking-budget 100 --drain-timeout 5 --shutdown-delay 0.5 --step-deadline 60 --log-format json "
     "--log-level debug --access-log 0.1 --vllm-metrics --no-vllm-metrics --trusted-proxy 127.0.0.1 "
     "--api-key-file keys "
-    "--event-log events.jsonl --kv-disk kv,1GiB,7 --state-dir none --cors-origin https://ours.example "
+    "--event-log events.jsonl --state-dir none --cors-origin https://ours.example "
     "--request-timeout 60 --first-token-timeout 30 --target-itl 50 --admin-key operator --allowed-host localhost "
     "--sleep-after 600"
 )
@@ -65,9 +65,10 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --tensor-parallel-size 2",
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --api-processes 2",
+    "plan tiny --kv-disk kv,1GiB,7",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
-    "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB",
+    "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB --max-loaded 2 --min-stay 5",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
@@ -119,7 +120,7 @@ FAILING: Sequence[str] = (  # with status 1: random weights are a problem, and t
     "detect text.txt --model tiny --watermark green-list --config marks.yaml --json marks.json",
 )
 SERVERS: Sequence[str] = (f"serve {HUB} {ONE_RANK} {SERVER}", f"serve --model tiny {RANKS} --port 8198")
-SHARED_SERVER = f"serve tiny {TENANTS}"
+SHARED_SERVER = f"serve tiny {TENANTS} --kv-disk kv,1GiB,7"
 OF_TENANTS: Sequence[str] = (
     "ledger summary --port {port} --by tenant,day --since 2026-01-01 --until 2099-12-31 --tenant search --json",
     "ledger summary --ledger {ledger}",
@@ -139,7 +140,7 @@ OF_REPOSITORY: Sequence[str] = (
     "repository unload ours --url {url} --key secret --dependents",
     "repository load ours --url {url}",
     "bench serve --url {url} --wire kserve --model ranks --num-prompts 4 --concurrency 2",
-    "ps {url}",
+    "ps {url} --key secret",
     "stop ours --url {url} --key secret",
     "rollout start ranks --candidate 2 --plan shadow,50,100 --hold 1 --patience 60 --judge errors=0.1 --url {url}",
     "rollout pause ranks --url {url} --key secret",

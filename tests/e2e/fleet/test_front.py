@@ -138,7 +138,6 @@ def test_a_front_that_is_killed_leaves_nothing_at_the_engines(hosts: list[Engine
             lambda: any(
                 re.search("front .* has left: the connection was lost", host.log.read_text()) for host in hosts
             ),
-            PATIENCE,
             "the engine to see it",
         )
         wait_for(lambda: not running(front), "what it has sent to be aborted")

@@ -176,7 +176,7 @@ async def test_the_ledger_has_the_time_in_which_the_engine_was_busy(place: Place
         connection = sqlite3.connect(f"file:{place.folder / 'state' / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
         ((milliseconds,),) = connection.execute("SELECT SUM(step_ms) FROM requests").fetchall()
         connection.close()
-        return gauge(text, "penstock_engine_step_seconds_total"), milliseconds / 1000
+        return gauge(text, "penstock_engine_step_seconds_total"), (milliseconds or 0.0) / 1000
 
     async def leave(after: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,5 @@
 """Implements `penstock ps` and `penstock stop`, with the routes of Ollama's API that do the same."""
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.operate.ask import fetch
+from penstock.cli.operate.repository import RepositoryServer
 from penstock.config.sizes import format_bytes
 from penstock.config.texts import checked_flag
 
@@ -33,8 +33,7 @@ def stop(url: str, key: str | None, name: str) -> None:
     and NoServer."""
     if not name:
         raise ValueError("NAME is empty: give the name of a model")
-    body = json.dumps({"model": name, "keep_alive": 0, "stream": False}).encode()
-    fetch(url, "/api/generate", checked_flag("--key", key), body)
+    RepositoryServer(url, key).ask("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     print(f"{name} ends after its last request, if it is a model of a repository")
 
 
