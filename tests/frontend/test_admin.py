@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from penstock.config import ConfigError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Start
+from penstock.frontend.versions.room import EngineRoom
 from penstock.messages import EngineError
 from penstock.text.prompts import EncodeText
 from tests.frontend.conftest import NAME, Site
@@ -104,6 +106,17 @@ async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
     await asking
     await until(lambda: site.engine.status == "asleep")
     watching.cancel()
+
+
+async def test_an_engine_wakes_under_the_name_that_the_room_knows(site: Site) -> None:
+    """A model may serve another name than that of its folder. It stays from when it woke."""
+    room = EngineRoom(1, 100.0)
+    site.serving.room = partial(room.starting, "folder")
+    room.add("folder", site.serving)
+    await site.serving.sleep()
+    assert site.serving.model.name != "folder" and room.wait_seconds() == 0.0
+    await site.post("/v1/completions", **ASK)
+    assert site.engine.status == "ready" and 90.0 < room.wait_seconds() <= 100.0
 
 
 async def test_a_clients_keep_alive_holds_until_the_next_request(site: Site) -> None:

@@ -68,12 +68,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
             serve_front(given, sock, _freed(grpc_sock))
             return
-        turns = None
-        if given.settings.repository:
-            from penstock.cli.serving.shares import ProcessorTurns
-
-            turns = ProcessorTurns()
-        prepared = _prepared(given, turns)
+        prepared, turns = _prepared(given)
         if alone:
             child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, turns)
@@ -104,9 +99,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
-def _prepared(given: "Given", turns: "ProcessorTurns | None") -> "PreparedModel":
+def _prepared(given: "Given") -> tuple["PreparedModel", "ProcessorTurns | None"]:
     """Resolves the settings of the model. An engine with others beside it, replicas or language models of a repository,
-    gets a part of the machine. The latter take `turns`."""
+    gets a part of the machine. The latter take turns, which are returned, too."""
     from penstock.config import ConfigError
     from penstock.prepare.device import detect_device
     from penstock.prepare.model import find_given, prepare_found
@@ -117,17 +112,17 @@ def _prepared(given: "Given", turns: "ProcessorTurns | None") -> "PreparedModel"
         from penstock.config.sizes import replica_limits
 
         hardware = share_of(detect_device(settings.device), replica_limits(settings.replicas)[1])
-    elif turns is not None and settings.repository is not None:
-        from penstock.cli.serving.shares import language_models, machine_share
+    elif settings.repository:
+        from penstock.cli.serving.shares import ProcessorTurns, engines_at_once, language_models, machine_share
 
         try:
-            models = len(language_models(Path(settings.repository)))
+            languages = language_models(Path(settings.repository))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        engines = 1 + min(models, settings.max_loaded or models)
+        engines, turns = 1 + engines_at_once(languages, settings.max_loaded), ProcessorTurns()
         share = machine_share(detect_device(settings.device), engines)
-        return turns.enter(turns.prepare(find_given(given), share, engines))
-    return prepare_found(find_given(given), hardware)
+        return turns.enter(turns.prepare(find_given(given), share, engines)), turns
+    return prepare_found(find_given(given), hardware), None
 
 
 def _allow_open_files() -> None:

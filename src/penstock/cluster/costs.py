@@ -59,7 +59,7 @@ class EngineCost(NamedTuple):
     def of(cls, replica: ReplicaView, means: FleetMeans) -> "EngineCost":
         running, waiting = float(replica.running), float(replica.waiting)
         backlog, usage = float(replica.backlog_tokens), replica.kv_usage
-        if replica.stats_age > 0.0:  # old statistics count less; they exclude nobody
+        if replica.stats_age > 0.0:  # the older they are, the less they count
             doubt = 1.0 - math.exp(-replica.stats_age / TRUST_SECONDS)
             running += doubt * (means.running - running)
             waiting += doubt * (means.waiting - waiting)

@@ -23,6 +23,11 @@ def read_yaml_text(path: Path, most: int, named: str) -> str:
         raise ValueError(f"{named} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8") from None
 
 
+def read_yaml(path: Path, most: int, named: str) -> Any:
+    """Returns what a YAML file says, None for an empty one. Raises ValueError, as `read_yaml_text` and `parse_yaml`."""
+    return parse_yaml(read_yaml_text(path, most, named), named)
+
+
 def parse_yaml(text: str, named: str) -> Any:
     """Returns what a YAML text says, None for an empty one. Raises ValueError, which names the line."""
     import yaml  # takes a while to import, and most servers read no YAML

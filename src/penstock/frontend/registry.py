@@ -30,8 +30,9 @@ class ModelRegistry:
     def __init__(
         self, *models: Serving, tensors: TensorModels | None = None, memory: "ClientMemory | None" = None
     ) -> None:
-        """`tensors` are the one-shot models of a repository, which may also add models with engines later. `memory` is
-        what clients share with these; None: nothing. Raises ValueError if two of the models have a name in common."""
+        """`tensors` are the one-shot models of a repository, which may also add models with engines later. `memory` has
+        the shared memory that clients may pass tensors in; None: they may not. Raises ValueError if two of the models
+        have a name in common."""
         self.all = models
         self.tensors = tensors
         self.memory = memory
@@ -68,6 +69,10 @@ class ModelRegistry:
     def names(self) -> list[str]:
         """Returns every name that requests may use. A model's own name comes before its aliases."""
         return [name for served in self.all for name in served.model.names]
+
+    def absent_names(self) -> list[str]:
+        """Returns the names of the models that are loaded by their first request, sorted."""
+        return [] if self.on_demand is None else sorted(self.on_demand.absent())
 
     def absent(self, name: str | None) -> str | None:
         """Returns the model that a request for `name` has to load first; None if there is none."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from penstock.config import detect_hardware
-from penstock.config.yaml_file import parse_yaml, read_yaml_text
+from penstock.config.yaml_file import read_yaml
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
 from penstock.repository.entry import Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
@@ -233,7 +233,7 @@ class Repository:
 
     async def _follow(self, path: Path) -> None:
         """Loads and unloads what the file says: a list of names. Models that cannot be loaded are logged."""
-        wanted = parse_yaml(read_yaml_text(path, MAX_GENERATION_BYTES, GENERATION), GENERATION) or []
+        wanted = read_yaml(path, MAX_GENERATION_BYTES, GENERATION) or []
         if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
             raise ValueError(f"{GENERATION} must be a list of names of models")
         errors = await self.load_all(wanted)

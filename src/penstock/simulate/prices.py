@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config.yaml_file import parse_yaml, read_yaml_text
+from penstock.config.yaml_file import read_yaml
 
 BOOK = Path(__file__).parent / "prices.yaml"
 MAX_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_prices(path: Path = BOOK) -> PriceBook:
     """Returns the price book in a file. Raises ValueError, which names the file and the field."""
     try:
-        raw = parse_yaml(read_yaml_text(path, MAX_BYTES, f"--prices {path}"), f"--prices {path}")
+        raw = read_yaml(path, MAX_BYTES, f"--prices {path}")
         if isinstance(raw, dict):
             raw["date"] = str(raw.get("date", ""))
         return msgspec.convert(raw, PriceBook)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.config.yaml_file import parse_yaml, read_yaml_text
+from penstock.config.yaml_file import read_yaml
 from penstock.simulate.autoscale import AutoscaleSpec
 from penstock.simulate.claims import Claim
 from penstock.simulate.faults import Fault
@@ -118,7 +118,7 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
     path = READY / f"{name}.yaml" if name in ready_scenarios() else Path(name)
     if not path.is_file():
         raise ValueError(f"there is no scenario {name!r}: give a file, or one of {', '.join(ready_scenarios())}")
-    raw = parse_yaml(read_yaml_text(path, MAX_BYTES, f"the scenario {path}"), f"the scenario {path}")
+    raw = read_yaml(path, MAX_BYTES, f"the scenario {path}")
     if not isinstance(raw, dict):
         raise ValueError(f"the scenario {path} is no mapping: give title, traffic and replicas")
     variants = raw.pop("variants", None) or {"": {}}

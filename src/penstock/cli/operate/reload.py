@@ -107,14 +107,12 @@ class Reloader:
     async def _start_engine(self, new: LoadedVersion, before: EngineInfo) -> tuple[StreamingClient, CostModel | None]:
         """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
         and CheckpointError."""
-        prepared = new.prepared if self._turns is None else self._turns.enter(new.prepared)
-        client = None
-        try:
-            check = await asyncio.to_thread(ManifestCheck, prepared.path)
+        prepared = new.prepared
+        check = await asyncio.to_thread(ManifestCheck, prepared.path)
+        if self._turns is not None:
+            client = await self._turns.start_engine(prepared, check)
+        else:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
-        finally:
-            if self._turns is not None:
-                self._turns.started(prepared, client)
         try:
             _warn_of_less(before, client.info)
             return client, cost_model(prepared, prepared.hardware)
@@ -136,13 +134,10 @@ class Reloader:
         prepared = self._fit(found, hardware, running, beside)
         self._check_server(prepared.resolved.server, given)
         engine = prepared.resolved.engine
-        if beside and (engine.event_log or engine.kv_disk):
-            name = (
-                "--event-log: two engines cannot write one file"
-                if engine.event_log
-                else ("--kv-disk: two engines cannot use one folder")
-            )
-            raise ConfigError(f"{name} at a time; use --drain-first")
+        if beside and engine.event_log:
+            raise ConfigError("--event-log: two engines cannot write one file at a time; use --drain-first")
+        if beside and engine.kv_disk:
+            raise ConfigError("--kv-disk: two engines cannot use one folder at a time; use --drain-first")
         return LoadedVersion.of(prepared, given)
 
     def _check_server(self, new: ServerConfig, given: Given) -> None:

@@ -18,11 +18,11 @@ _log = logging.getLogger("penstock.repository")
 
 
 class KVNeed(NamedTuple):
-    """What an engine has and needs, in bytes."""
+    """Bytes of an engine's KV cache."""
 
-    guarantee: int
-    most: int
-    needed: int
+    guarantee: int  # that it keeps in any case
+    most: int  # that it can use
+    needed: int  # for its requests now
 
 
 def divide_budget(total: int, needs: Sequence[KVNeed]) -> list[int]:

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
 from penstock.cli.serving.kv_budgets import KVBudgets
-from penstock.cli.serving.shares import ProcessorTurns, language_models, machine_share
+from penstock.cli.serving.shares import ProcessorTurns, engines_at_once, language_models, machine_share
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
-from penstock.engine.link.ipc import spawn
 from penstock.frontend import APIError, ModelRegistry, RequestLimits, Serving
 from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.local import LocalRequests
@@ -22,7 +22,6 @@ from penstock.frontend.versions.room import EngineRoom
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
-from penstock.prepare.engine import verified
 from penstock.prepare.model import find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
@@ -122,13 +121,7 @@ class LanguageModelLoader:
         assert self.registry is not None
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        prepared = self._turns.enter(prepared, target.settings.weight)
-        client = None
-        try:
-            starting = spawn(prepared.resolved.engine, resumes=True, processors=self._turns.processors)
-            client = await verified(starting, check)
-        finally:
-            self._turns.started(prepared, client)
+        client = await self._turns.start_engine(prepared, check, target.settings.weight)
         try:
             costs = cost_model(prepared, prepared.hardware)
             model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
@@ -139,7 +132,9 @@ class LanguageModelLoader:
                     await asyncio.sleep(0.1)
                 serving.exchange(model)
             else:
-                serving = Serving(model, self._metrics, self._drain_timeout, room=self.room)
+                serving = Serving(
+                    model, self._metrics, self._drain_timeout, room=partial(self.room.starting, target.name)
+                )
                 self.registry.add(serving)
         except BaseException:
             await client.close()
@@ -159,9 +154,8 @@ class LanguageModelLoader:
         hardware = detect_device(given.settings.device)
         if self._memory is None:
             self._memory = hardware.memory_available
-        return self._turns.prepare(
-            find_given(given), machine_share(hardware, self._engines, self._memory), self._engines
-        )
+        share = machine_share(hardware, self._engines, self._memory)
+        return self._turns.prepare(find_given(given), share, self._engines)
 
 
 class ServedRepository:
@@ -175,8 +169,8 @@ class ServedRepository:
         path = Path(server.repository)
         try:
             languages = language_models(path)
-            loaded = min(len(languages), server.max_loaded or len(languages))
-            self._loader = LanguageModelLoader(flags, metrics, server, loaded + (served is not None), turns)
+            engines = engines_at_once(languages, server.max_loaded) + (served is not None)
+            self._loader = LanguageModelLoader(flags, metrics, server, engines, turns)
             self.budgets = self._loader.budgets
             taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import msgspec
 
 from penstock.config import Hardware, detect_hardware
 from penstock.config.engine import LEASE_BYTES, LEASE_PLACES, LeasePlace
+from penstock.engine.client import StreamingClient
+from penstock.engine.link.ipc import spawn
 from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import EngineClient
 from penstock.messages.tensors import LoadFailed
+from penstock.prepare.engine import verified
 from penstock.prepare.model import FoundModel, PreparedModel, prepare_found
 from penstock.repository.entry import Folder
+from penstock.weights.manifest import ManifestCheck
 
 
 def language_models(path: Path) -> frozenset[str]:
@@ -26,6 +31,11 @@ def language_models(path: Path) -> frozenset[str]:
             if folder.kind(name) == "llm":
                 found.add(name)
     return frozenset(found)
+
+
+def engines_at_once(languages: Collection[str], max_loaded: int | None) -> int:
+    """Returns how many of a repository's language models have an engine at a time."""
+    return min(len(languages), max_loaded or len(languages))
 
 
 class ProcessorTurns:
@@ -54,7 +64,8 @@ class ProcessorTurns:
         return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * engines)
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
-        """Gives the engine of a model its place. `started` must follow. Raises LoadFailed if there is no place."""
+        """Gives the engine of a model its place. `started` must follow, as in `start_engine`. Raises LoadFailed if
+        there is no place."""
         if not _takes_turns(prepared):
             return prepared
         place = next((each for each in range(LEASE_PLACES) if self._is_free(each)), None)
@@ -63,6 +74,16 @@ class ProcessorTurns:
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
         return _with_engine(prepared, lease=lease)
+
+    async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
+        """Starts the engine of a model in a place of its own. Returns its client when it has computed a token. Raises
+        LoadFailed if there is no place, and what `verified` raises."""
+        prepared, client = self.enter(prepared, weight), None
+        try:
+            client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self.processors), check)
+            return client
+        finally:
+            self.started(prepared, client)
 
     def started(self, prepared: PreparedModel, client: EngineClient | None) -> None:
         """Notes the engine that has the place of a model; None: it did not start. The place is free when the engine has

@@ -43,7 +43,7 @@ from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping", b"/reset_prefix_cache"))
-# Of a server with a repository: they load and unload models, and register memory.
+# Of routes that only a server with a repository has: they load and unload models, and register shared memory.
 ADMIN_PREFIXES = (b"/v2/repository/models/", b"/v2/systemsharedmemory/")
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients

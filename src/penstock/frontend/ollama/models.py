@@ -38,7 +38,7 @@ async def list_models(body: bytes, context: RequestContext) -> bytes:
     """The models' names, and the other models of the machine if clients may change them."""
     models = context.models
     names = models.names()
-    absent = () if models.on_demand is None else sorted(models.on_demand.absent())
+    absent = models.absent_names()
     stored = [] if context.store is None else await asyncio.to_thread(context.store.models)
     others = [_stored_fields(one) for one in stored if one.name not in names and one.name not in absent]
     others += [_stored_fields(StoredModel(name, 0, 0.0, "")) for name in absent]

@@ -11,8 +11,7 @@ from penstock.frontend.served import ServedModel
 async def list_models(body: bytes, context: RequestContext) -> bytes:
     models = context.models
     found = [_fields(models.find(name).model, name) for name in models.names()]
-    absent = () if models.on_demand is None else sorted(models.on_demand.absent())
-    return orjson.dumps({"object": "list", "data": [*found, *map(_absent_fields, absent)]})
+    return orjson.dumps({"object": "list", "data": [*found, *map(_absent_fields, models.absent_names())]})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:

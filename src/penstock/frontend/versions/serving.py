@@ -5,12 +5,13 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.reloads import Prepare, Reloads, busy
-from penstock.frontend.versions.room import EngineRoom
 from penstock.frontend.versions.series import Series
 from penstock.frontend.versions.versions import Versions
 from penstock.messages import EngineError, Sleep, Wake
@@ -66,10 +67,10 @@ class Serving:
         metrics: Metrics,
         drain_timeout: float = 30.0,
         prepare: Prepare[ServedModel] | None = None,
-        room: EngineRoom | None = None,
+        room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, a reload
-        never finds a change. An engine that wakes waits for `room`."""
+        never finds a change. An engine that sleeps wakes within `room`: see EngineRoom.starting."""
         self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
         self.room = room
@@ -197,7 +198,7 @@ class Serving:
 
     async def _wake_when_there_is_room(self) -> None:
         if self.room is not None:
-            async with self.room.starting(self.model.name):
+            async with self.room():
                 await self._wake_now()
 
     async def sleep_when_unused(self) -> None:

@@ -72,7 +72,7 @@ class Calls:
 
     @property
     def memory(self) -> ClientMemory | None:
-        """What clients share with the server; None: nothing."""
+        """The shared memory that clients may pass tensors in; None: they may not."""
         return self._app.models.memory
 
     def in_flight(self) -> AbstractContextManager[None]:

@@ -112,8 +112,8 @@ class TensorCalls:
 
 
 def read_request(message: Any, memory: ClientMemory | None, most: int) -> InferRequest:
-    """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor. `memory` and `most`: what
-    clients share with the server, and how many bytes the inputs of a request may have there."""
+    """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor. `memory`: the shared
+    memory that clients may pass tensors in; the inputs of a request may have `most` bytes there."""
     inputs, raw = message.inputs, message.raw_input_contents
     for name, many in (
         ("inputs", len(inputs)),
