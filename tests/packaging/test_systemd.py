@@ -98,10 +98,13 @@ def test_the_template_is_the_unit_with_names_of_its_own() -> None:
     }
 
 
-# What the unit's sandbox lets the server see: all is read-only but its own folders and a private /tmp.
+# What the unit's sandbox lets the server see: all is read-only but its own folders and a private /tmp. The checkout,
+# which is the first argument, stays where it is: that may be below /tmp.
 SANDBOX = """
-mount --make-rprivate / && mount --bind / / && mount -o remount,bind,ro / &&
+checkout=$1; shift
+mount --make-rprivate / && mount --bind / / && mount -o remount,bind,ro / && exec 3<"$checkout" &&
 for folder in /var/lib /var/cache /tmp; do mount -t tmpfs tmpfs $folder || exit 9; done &&
+mkdir -p "$checkout" && mount -c --bind /proc/self/fd/3 "$checkout" && exec 3<&- &&
 mkdir /var/lib/penstock /var/cache/penstock && cd /var/cache/penstock && ! touch /etc/penstock-was-here 2>/dev/null &&
 exec env HOME=/ HF_HOME=/var/cache/penstock/huggingface PENSTOCK_STATE_DIR=/var/lib/penstock "$@"
 """
@@ -114,7 +117,8 @@ def may_mount() -> bool:
 
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount file systems: run the test as root")
 def test_it_serves_and_stores_in_a_read_only_root(tmp_path: Path) -> None:
-    command = ("unshare", "--mount", "sh", "-c", SANDBOX, "sh", sys.executable, "-m", "penstock", "serve")
+    sandbox = ("unshare", "--mount", "sh", "-c", SANDBOX, "sh", str(FOLDER.parents[1]))
+    command = (*sandbox, sys.executable, "-m", "penstock", "serve")
     with serving(tmp_path / "log", "--kv-cache-memory", "64MiB", command=command) as server:
         stored = server.post("/v1/responses", {"input": "def add(a, b):", "max_output_tokens": 2}).json()
         assert server.get(f"/v1/responses/{stored['id']}").json()["id"] == stored["id"]
