@@ -29,10 +29,11 @@ from penstock.cli.output import show_table
 from penstock.families import load_spec
 from penstock.quantize.agreement import Logits, compare_windows, figures
 from penstock.quantize.formats.gguf_mix import MOST
-from penstock.quantize.job import torch_kernels
+from penstock.quantize.job import calibration_kernels, torch_kernels
+from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
 from penstock.quantize.recorder import WeightPlaces
-from penstock.quantize.stream import LayerStream, Windows, batches
+from penstock.quantize.stream import LayerStream, Windows
 from penstock.text import Tokenizer
 from penstock.weights.checkpoint import stored_tensors
 
@@ -59,7 +60,7 @@ COLUMNS = (
 def importance(gguf: Path, windows: Windows) -> dict[str, list[float]]:
     """The mean square of each column of the inputs of a GGUF model's products, by its tensors' names."""
     spec = load_spec(gguf)
-    kernels, names = torch_kernels(spec), stored_tensors(gguf, spec)
+    kernels, names = calibration_kernels(spec), stored_tensors(gguf, spec)
     stream, found = LayerStream(gguf, spec, kernels, torch.float32), dict[str, list[float]]()
     recorder: Any = kernels.linear
     with torch.inference_mode():
@@ -72,12 +73,10 @@ def importance(gguf: Path, windows: Windows) -> dict[str, list[float]]:
                 address: int, x: torch.Tensor, places: WeightPlaces = places, moments: dict[str, Moments] = moments
             ) -> None:
                 if place := places.find(address):
-                    moments.setdefault(place[0], Moments(x.shape[1])).add(x, held_out=False)
+                    moments.setdefault(place[0], Moments(x.shape[1])).add(x, held_out=False, lanes=stream.lanes)
 
-            recorder.watch = watch
-            for rows, batch in batches(windows):
-                hidden[rows] = layer.run(hidden[rows], batch)
-            recorder.watch = None
+            with recorder.watched_by(watch):
+                layer.forward(hidden, windows)
             for parameter in layer.spec.parameters:
                 for source in parameter.sources if parameter.name in moments else ():
                     found[names[source.name].name] = moments[parameter.name].importance.tolist()
@@ -93,7 +92,7 @@ class Judge:
 
     def figures(self, model: Path) -> dict[str, Any]:
         with torch.inference_mode():
-            return figures(compare_windows(*self._states(model), *self._base, self._windows))
+            return figures(compare_windows(*self._states(model), *self._base, self._windows, Lanes()))
 
     def _states(self, model: Path) -> tuple[torch.Tensor, Logits]:
         """The last hidden states [tokens, hidden], and the head."""

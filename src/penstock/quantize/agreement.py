@@ -4,11 +4,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.quantize.lanes import Lanes
 from penstock.quantize.stream import HEAD_ROWS, Windows
 
 
@@ -27,12 +29,12 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def compare_windows(
-    hidden: Tensor, logits: Logits, base_hidden: Tensor, base_logits: Logits, windows: Windows
+    hidden: Tensor, logits: Logits, base_hidden: Tensor, base_logits: Logits, windows: Windows, lanes: Lanes
 ) -> list[WindowScore]:
     """Returns the scores of windows, from the last hidden states [tokens, hidden] of two models and their heads."""
-    scores, first = [], 0
-    for window in windows:
-        sums = [0.0, 0.0, 0.0, 0.0]
+
+    def score(part: tuple[int, Sequence[int]]) -> WindowScore:
+        (first, window), sums = part, [0.0, 0.0, 0.0, 0.0]
         count = len(window) - 1
         for begin in range(0, count, HEAD_ROWS):
             rows = slice(first + begin, first + min(begin + HEAD_ROWS, count))
@@ -44,9 +46,10 @@ def compare_windows(
             sums[1] -= base.gather(1, targets).sum(dtype=torch.float64).item()
             sums[2] += (base.exp() * (base - ours)).sum(dtype=torch.float64).item()
             sums[3] += (ours.argmax(-1) == base.argmax(-1)).sum().item()
-        scores.append(WindowScore(count, sums[0], sums[1], sums[2], int(sums[3])))
-        first += len(window)
-    return scores
+        return WindowScore(count, sums[0], sums[1], sums[2], int(sums[3]))
+
+    starts = accumulate((len(window) for window in windows[:-1]), initial=0)
+    return list(lanes.map(score, zip(starts, windows, strict=True)))
 
 
 def figures(scores: Sequence[WindowScore]) -> dict[str, Any]:

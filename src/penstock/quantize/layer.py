@@ -12,6 +12,7 @@ from penstock.families import GroupedQuerySpec
 from penstock.families.spec import Parameter, TensorSource
 from penstock.quantize.formats.destination import Destination
 from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
+from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import HELD_OUT, Moments
 from penstock.quantize.recorder import RecordingLinear, WeightPlaces
 from penstock.quantize.rounding import ChosenCodes, Method, quantize
@@ -66,15 +67,22 @@ class LayerQuantizer:
         batch bf16 [tokens, columns]. Those of experts are empty: a quantised layer may choose other experts."""
         recorder, places = cast(RecordingLinear, layer.stream.kernels.linear), WeightPlaces(layer.parameters)
         experts = {p.name for p in layer.spec.parameters if p.experts > 1}
-        found: dict[str, list[Tensor]] = {}
+        parts, found = list(batches(windows)), dict[str, list[Tensor]]()
 
-        def watch(address: int, x: Tensor) -> None:
-            if place := places.find(address):
-                found.setdefault(place[0], []).extend([] if place[0] in experts else [x.bfloat16()])
+        def run(part: tuple[slice, Windows]) -> tuple[Tensor, dict[str, list[Tensor]]]:
+            read = dict[str, list[Tensor]]()
 
-        recorder.watch = watch
-        layer.forward(hidden, windows)
-        recorder.watch = None
+            def watch(address: int, x: Tensor) -> None:
+                if place := places.find(address):
+                    read.setdefault(place[0], []).extend([] if place[0] in experts else [x.bfloat16()])
+
+            with recorder.watched_by(watch):
+                return layer.run(hidden[part[0]], part[1]), read
+
+        for (rows, _), (output, read) in zip(parts, layer.stream.lanes.map(run, parts), strict=True):
+            hidden[rows] = output
+            for name, inputs in read.items():
+                found.setdefault(name, []).extend(inputs)
         return found
 
     def _segments(self, parameter: Parameter) -> Iterator[Segment]:
@@ -98,16 +106,17 @@ class LayerQuantizer:
         windows: Windows,
     ) -> dict[int, Moments]:
         """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
-        recorder, found = cast(RecordingLinear, layer.stream.kernels.linear), dict[int, Moments]()
-        groups = list(batches(windows))
+        recorder, lanes = cast(RecordingLinear, layer.stream.kernels.linear), layer.stream.lanes
+        groups, found = list(batches(windows)), dict[int, Moments]()
         several = len(self.methods) > 1 or self.scales
         held = {i for i in range(len(groups)) if i % HELD_OUT == HELD_OUT - 1} or {len(groups) - 1}
-        for i, (rows, batch) in enumerate(groups):
+        calls = lanes.map(lambda group: recorder.inputs(layer, parameter, hidden[group[0]], group[1]), groups)
+        for i, inputs in enumerate(calls):
             read = original[i].float() if original and len(original) == len(groups) else None
-            for first, x in recorder.inputs(layer, parameter, hidden[rows], batch):
+            for first, x in inputs:
                 if first not in found:
                     found[first] = Moments(parameter.shape[1], split=several and len(groups) > 1)
-                found[first].add(x, read, held_out=i in held)
+                found[first].add(x, read, held_out=i in held, lanes=lanes)
         return found
 
     def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
@@ -116,10 +125,11 @@ class LayerQuantizer:
             weights = moments[0].corrected(weights)
         segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
         scales = self._scales(layer, parameter, weights, segments, moments) if self.scales and moments else None
-        choices = [self._choose(weights, segment, moments.get(segment.first // size * size)) for segment in segments]
+        lanes = layer.stream.lanes
+        choices = [self._choose(weights, each, moments.get(each.first // size * size), lanes) for each in segments]
         if scales is not None:
             moments[0].scaled(scales)
-            scaled = [self._choose(weights * scales, segment, moments[0]) for segment in segments]
+            scaled = [self._choose(weights * scales, segment, moments[0], lanes) for segment in segments]
             if sum(c.error for c in scaled) < sum(c.error for c in choices):
                 choices = [choice._replace(method=f"awq+{choice.method}") for choice in scaled]
                 self._fold(layer, parameter, scales)
@@ -129,10 +139,10 @@ class LayerQuantizer:
                 self._place(source, choice.weight, source.start - segment.first, layer)
         return choices
 
-    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None) -> ChosenCodes:
+    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None, lanes: Lanes) -> ChosenCodes:
         rows = weights[segment.first : segment.first + segment.rows]
         try:
-            return quantize(rows, segment.fmt, self.methods, moments)
+            return quantize(rows, segment.fmt, self.methods, moments, lanes)
         except ValueError as error:
             raise ValueError(f"{', '.join(source.name for source in segment.sources)}: {error}") from None
 
@@ -150,7 +160,7 @@ class LayerQuantizer:
         if norm is None or sum(segment.rows for segment in segments) < parameter.shape[0]:
             return None
         parts = [(weights[s.first : s.first + s.rows], s.fmt) for s in segments]
-        scales = awq_scales(parts, moments[0])
+        scales = awq_scales(parts, moments[0], layer.stream.lanes)
         if scales is None:
             return None
         factor = layer.parameters[f"{norm}.weight"] + layer.spec.norm_offset

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from penstock.quantize.lanes import Lanes
+
 HELD_OUT = 8  # one window in so many measures what was chosen by the others
+BLOCK = 128  # columns whose sums a lane adds to
 DAMPING = 0.01  # of the mean diagonal, which is added to it
 
 
@@ -26,15 +29,20 @@ class Moments:
         self.check = torch.zeros_like(self.fit) if self.split else self.fit
         self.drift = torch.zeros_like(self.fit)
 
-    def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool) -> None:
+    def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool, lanes: Lanes) -> None:
         """Adds the fp32 rows of x [tokens, columns], in whose place the original's product reads `original`."""
         if held_out and self.split:
-            self.check.addmm_(x.T, x)
-            return
-        self.fit.addmm_(x.T, x)
-        if original is not None:
-            self.drift.addmm_((original - x).T, x)
-        self.tokens += len(x)
+            sums = [(self.check, x)]
+        else:
+            sums = [(self.fit, x)] if original is None else [(self.fit, x), (self.drift, original - x)]
+            self.tokens += len(x)
+
+        def add_to(columns: slice) -> None:
+            for total, left in sums:
+                total[columns].addmm_(left[:, columns].T, x)
+
+        for _ in lanes.map(add_to, [slice(at, at + BLOCK) for at in range(0, self.columns, BLOCK)]):
+            pass
 
     def corrected(self, weights: Tensor) -> Tensor:
         """Returns the weights [rows, columns] that come nearest to the original's outputs, W o, from x: by least

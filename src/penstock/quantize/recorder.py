@@ -1,10 +1,12 @@
 """Runs a layer's products in torch, and collects the inputs of one of them."""
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.families.spec import Parameter
@@ -16,13 +18,25 @@ class _Enough(Exception):
     """The product that is recorded has been reached: the rest of the layer is not needed."""
 
 
-class RecordingLinear:
-    """Provides Linear (kernels/linear.py) by torch. Before a product is computed, `watch` is called with the address of
-    the weight's first value and with x [tokens, in]."""
+class RoundingLinear(TorchLinear):
+    """Products of x and weights in bf16, as fp32: for a processor that multiplies bf16 faster."""
 
-    def __init__(self) -> None:
-        self._linear = TorchLinear()
-        self.watch: Callable[[int, Tensor], None] | None = None
+    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        product = F.linear(x.bfloat16(), weight.weight.bfloat16()).float()
+        if weight.bias is not None:
+            product += weight.bias
+        if scale != 1.0:
+            product *= scale
+        return product if residual is None else product.add_(residual)
+
+
+class RecordingLinear(threading.local):
+    """Provides Linear (kernels/linear.py) by torch. Before a product is computed, a function that watches is called
+    with the address of the weight's first value and with x [tokens, in]. Each thread has its own."""
+
+    def __init__(self, linear: TorchLinear) -> None:
+        self._linear = linear
+        self._watch: Callable[[int, Tensor], None] | None = None
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> DenseWeight:
         return self._linear.pack(weight, bias, gated=gated)
@@ -64,15 +78,22 @@ class RecordingLinear:
             if parameter.experts == 1:
                 raise _Enough
 
-        self.watch = watch
-        with suppress(_Enough):
+        with self.watched_by(watch), suppress(_Enough):
             layer.run(hidden, windows)
-        self.watch = None
         return found
 
+    @contextmanager
+    def watched_by(self, watch: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Calls `watch` for the products of this thread."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
     def _watched(self, x: Tensor, weight: DenseWeight) -> None:
-        if self.watch is not None:
-            self.watch(weight.weight.data_ptr(), x)
+        if self._watch is not None:
+            self._watch(weight.weight.data_ptr(), x)
 
 
 class WeightPlaces:

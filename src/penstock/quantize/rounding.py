@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.quantize.formats.grid import CodeFormat, Grid, Quantized, joined_grids
+from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
 
 Method = Literal["rtn", "mse", "gptq", "gptq-ordered"]
@@ -21,7 +22,9 @@ class ChosenCodes(NamedTuple):
     error: float  # mean squared error of outputs over their mean square, of windows held out; NaN without calibration
 
 
-def quantize(weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moments: Moments | None) -> ChosenCodes:
+def quantize(
+    weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moments: Moments | None, lanes: Lanes
+) -> ChosenCodes:
     """Returns the weight [rows, columns] on the format's grid, by the best of `methods`. Without moments, GPTQ is
     rounding on a searched grid. Raises ValueError for weights that are not finite."""
     if not torch.isfinite(weights).all():
@@ -30,14 +33,15 @@ def quantize(weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moment
         search = any(method != "rtn" for method in methods)
         return ChosenCodes(rounded(weights, fmt, None, search=search), "mse" if search else "rtn", float("nan"))
     scale = moments.error(weights) or 1.0
-    found = []
-    for method in methods:
+
+    def codes_by(method: Method) -> ChosenCodes:
         if method in ("rtn", "mse"):
             weight = rounded(weights, fmt, moments.importance, search=method == "mse")
         else:
             weight = gptq(weights, fmt, moments, ordered=method == "gptq-ordered")
-        found.append(ChosenCodes(weight, method, moments.error(weights - weight.values) / scale))
-    return min(found, key=lambda choice: choice.error)
+        return ChosenCodes(weight, method, moments.error(weights - weight.values) / scale)
+
+    return min(lanes.map(codes_by, methods), key=lambda choice: choice.error)
 
 
 def rounded(weights: Tensor, fmt: CodeFormat, importance: Tensor | None, *, search: bool) -> Quantized:

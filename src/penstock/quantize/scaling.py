@@ -5,17 +5,17 @@ Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and A
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from penstock.quantize.formats.grid import CodeFormat
+from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
 from penstock.quantize.rounding import rounded
 
 EXPONENTS = tuple(i / 10 for i in range(11))
 
 
-def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments) -> Tensor | None:
+def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments, lanes: Lanes) -> Tensor | None:
     """Returns the factors [columns] by which the weights' columns are multiplied and their inputs divided, or None
     where none lessens the error of the outputs. `weights` are the parts [rows, columns] of the products that read these
     inputs, each with its format.
@@ -26,14 +26,14 @@ def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments) -
     if not moments.tokens:
         return None
     spread = moments.importance.sqrt().clamp_min(1e-6)
-    best, least = None, torch.inf
-    for exponent in EXPONENTS:
+
+    def tried(exponent: float) -> tuple[float, Tensor | None]:
         scales = spread**exponent
         scales = (scales / (scales.amax() * scales.amin()).sqrt()).clamp(1e-4, 1e4)
         error = 0.0
         for matrix, fmt in weights:
             weight = rounded(matrix * scales, fmt, moments.importance / scales.square(), search=False)
             error += moments.error(matrix - weight.values / scales)
-        if error < least:
-            best, least = scales if exponent else None, error
-    return best
+        return error, scales if exponent else None
+
+    return min(lanes.map(tried, EXPONENTS), key=lambda result: result[0])[1]

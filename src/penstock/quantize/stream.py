@@ -5,7 +5,7 @@ executes (models/decoder.py): each is a pipeline stage of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from penstock.families.spec import Parameter, TensorSource
 from penstock.kernels import Kernels, Packing
 from penstock.kernels.attention import AttentionBatch
 from penstock.models import Decoder, GroupInput, LayerCache, LayerParameters, StepInput
+from penstock.quantize.lanes import Lanes
 from penstock.weights.load import load_parameters
 
 Windows = Sequence[Sequence[int]]  # token ids
@@ -52,6 +53,7 @@ class LayerStream:
     kernels: Kernels
     dtype: torch.dtype
     packing: Packing | None = None
+    lanes: Lanes = field(default_factory=Lanes)
 
     def layer(self, index: int) -> "StreamedLayer":
         """Reads a layer. Raises CheckpointError and OSError."""
@@ -127,10 +129,16 @@ class StreamedLayer:
     def _decoder(self) -> Decoder:
         return Decoder(self.spec, dict(self.parameters), self.stream.kernels, context=self.stream.spec.max_position)
 
+    def executed_by(self, kernels: Kernels) -> "StreamedLayer":
+        """Returns this layer, with the same weights in memory, executed by other kernels."""
+        return replace(self, stream=replace(self.stream, kernels=kernels))
+
     def forward(self, hidden: Tensor, windows: Windows) -> None:
         """Replaces the hidden states of the windows' tokens [tokens, hidden], which the layer reads, by its output."""
-        for part, batch in batches(windows):
-            hidden[part] = self.run(hidden[part], batch)
+        parts = list(batches(windows))
+        results = self.stream.lanes.map(lambda part: self.run(hidden[part[0]], part[1]), parts)
+        for (rows, _), result in zip(parts, results, strict=True):
+            hidden[rows] = result
 
     def run(self, hidden: Tensor, windows: Windows) -> Tensor:
         """Returns the layer's output for some windows."""
