@@ -202,23 +202,23 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         model = str(write_gguf(folder, tmp_path / "source.gguf", kind="F32"))
         suffix, flags = ".gguf", ("--scheme", "gguf:Q4_0", "--method", "gptq")
 
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        command = (sys.executable, "-m", "penstock", "quantize", model, str(out), *FEW, *flags)
+    def start(out: Path, threads: int = 1) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-m", "penstock", "quantize", model, str(out), *FEW[:-1], str(threads), *flags)
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     whole, killed = tmp_path / f"whole{suffix}", tmp_path / f"killed{suffix}"
     assert start(whole).wait(timeout=300) == 0
     state, draw = tmp_path / f"{killed.name}.partial" / STATE, random.Random(5)
-    for _ in range(2):  # at random times after the state has changed
+    for threads in (1, 2):  # at random times after the state has changed
         before = state.stat().st_mtime_ns if state.exists() else 0
-        process = start(killed)
+        process = start(killed, threads)
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
             time.sleep(0.005)
         time.sleep(draw.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert not killed.exists()
-    assert start(killed).wait(timeout=300) == 0
+    assert start(killed, threads=3).wait(timeout=300) == 0
     assert all_bytes(killed) == all_bytes(whole)
 
 
