@@ -5,12 +5,10 @@ import logging
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.kv_budgets import KVBudgets
-from penstock.cli.serving.shares import ProcessorTurns, engines_at_once, language_models, machine_share
+from penstock.cli.serving.shares import EngineShares
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
@@ -22,7 +20,7 @@ from penstock.frontend.versions.room import EngineRoom
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
-from penstock.prepare.model import find_given, read_given
+from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
@@ -91,21 +89,16 @@ class EngineModel:
 
 
 class LanguageModelLoader:
-    """Starts an engine for each language model, with a fixed share of the memory, and turns on the processors."""
+    """Starts an engine for each language model, with its share of the machine."""
 
-    def __init__(
-        self, flags: Flags, metrics: Metrics, server: ServerConfig, engines: int, turns: ProcessorTurns
-    ) -> None:
-        """`flags` are those of the command line, which hold for models that set nothing else. Each engine gets one of
-        `engines` equal parts of the memory."""
+    def __init__(self, flags: Flags, metrics: Metrics, server: ServerConfig, shares: EngineShares) -> None:
+        """`flags` are those of the command line, which hold for models that set nothing else."""
         self.registry: ModelRegistry | None = None
         self.room = EngineRoom(server.max_loaded, server.min_stay)
-        self.budgets = KVBudgets()
         self._keep_alive = server.sleep_after
-        self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
+        self._flags = flags
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
-        self._engines, self._turns = max(engines, 1), turns
-        self._memory: int | None = None  # that was available at the first load
+        self._shares = shares
 
     async def load(self, target: Target) -> EngineModel:
         """Returns a model whose engine has computed a token, and adds it to the registry. Raises what `prepare` raises,
@@ -121,12 +114,11 @@ class LanguageModelLoader:
         assert self.registry is not None
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        client = await self._turns.start_engine(prepared, check, target.settings.weight)
+        client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
             costs = cost_model(prepared, prepared.hardware)
             model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
             serving = next((each for each in self.registry.all if each.model.name == model.name), None)
-            self.budgets.add(client, prepared.resolved.engine)
             if serving is not None:
                 while serving.versions.before is not None:  # its last requests
                     await asyncio.sleep(0.1)
@@ -141,38 +133,38 @@ class LanguageModelLoader:
             raise
         return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room)
 
-    def _prepare(self, target: Target) -> Any:
-        settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
-        if unknown := settings.keys() - _ALLOWED:
-            name = min(unknown)
-            why = "it is a setting of the server" if name in SETTINGS else "there is no such setting"
-            raise LoadFailed(f"settings has {name}: {why}; leave it out")
-        where = target.settings.model or str(_model_path(target.folder))
-        values = {**self._flags, "served_model_name": target.name, **settings, "state_dir": "none"}
-        source = f"model.yaml of {target.name}"
-        given = read_given(where, {name: _text(value) for name, value in values.items()}, source)
-        hardware = detect_device(given.settings.device)
-        if self._memory is None:
-            self._memory = hardware.memory_available
-        share = machine_share(hardware, self._engines, self._memory)
-        return self._turns.prepare(find_given(given), share, self._engines)
+    def _prepare(self, target: Target) -> PreparedModel:
+        found = find_language_model(target, self._flags)
+        return self._shares.prepare(found, detect_device(found.given.settings.device))
+
+
+def find_language_model(target: Target, flags: Flags) -> FoundModel:
+    """Finds the model of a repository and its settings. `flags` are those of the command line. Raises LoadFailed, and
+    what `find_given` raises."""
+    settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
+    if unknown := settings.keys() - _ALLOWED:
+        name = min(unknown)
+        why = "it is a setting of the server" if name in SETTINGS else "there is no such setting"
+        raise LoadFailed(f"settings has {name}: {why}; leave it out")
+    where = target.settings.model or str(_model_path(target.folder))
+    values = {name: value for name, value in flags.items() if name in _ALLOWED}
+    values |= {"served_model_name": target.name, **settings, "state_dir": "none"}
+    source = f"model.yaml of {target.name}"
+    return find_given(read_given(where, {name: _text(value) for name, value in values.items()}, source))
 
 
 class ServedRepository:
     """What `penstock serve --repository` adds to a server."""
 
     def __init__(
-        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, turns: ProcessorTurns
+        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, shares: EngineShares
     ) -> None:
-        """`served` is the model on the command line, if there is one, which also takes `turns`. Raises ConfigError."""
+        """`served` is the model on the command line, if there is one, which also has one of the `shares`. Raises
+        ConfigError."""
         self._names, self._on_demand = server.load_model, frozenset[str]()
-        path = Path(server.repository)
+        self._loader, self._budgets = LanguageModelLoader(flags, metrics, server, shares), shares.budgets
+        path, taken = Path(server.repository), () if served is None else served.model.names
         try:
-            languages = language_models(path)
-            engines = engines_at_once(languages, server.max_loaded) + (served is not None)
-            self._loader = LanguageModelLoader(flags, metrics, server, engines, turns)
-            self.budgets = self._loader.budgets
-            taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -180,7 +172,7 @@ class ServedRepository:
         memory = None if server.client_shared_memory is None else ClientMemory(server.client_shared_memory)
         self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository, memory=memory)
         if server.max_loaded is not None:
-            self._on_demand = languages
+            self._on_demand = shares.languages
             self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
         self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
         metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
@@ -198,7 +190,7 @@ class ServedRepository:
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
         self._following = [
             asyncio.create_task(self.repository.follow()),
-            asyncio.create_task(self.budgets.follow()),
+            asyncio.create_task(self._budgets.follow()),
         ]
 
     def _absent(self) -> Collection[str]:
