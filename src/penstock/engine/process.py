@@ -22,6 +22,8 @@ from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
+IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
+
 
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
@@ -40,10 +42,24 @@ def serve(backend: EngineBackend) -> int:
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
+    if config.lease is not None:
+        _import_beside_others()
     configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1
+
+
+def _import_beside_others() -> None:
+    """Import torch on a thread of low priority: it takes seconds, and other engines compute on these processors."""
+
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)
+        import_runtime()
+
+    thread = threading.Thread(target=work, name="imports", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def _collect_new_garbage_only() -> None:
