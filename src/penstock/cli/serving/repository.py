@@ -2,28 +2,35 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
 from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.text_judges import TEXT_TOLERANCES
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
+from penstock.cli.serving.text_rollouts import GOLDEN, TextComparison
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
-from penstock.frontend import APIError, ModelRegistry, RequestLimits, Serving
+from penstock.frontend import APIError, ModelRegistry, RequestLimits, ServedModel, Serving
 from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.local import LocalRequests
 from penstock.frontend.registry import OnDemand
 from penstock.frontend.versions.room import EngineRoom
+from penstock.frontend.versions.series import Series
+from penstock.frontend.versions.serving import Version
+from penstock.messages import LATER_PRIORITY
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
 from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
+from penstock.repository.loader import ReadyModel
 from penstock.repository.metrics import RepositoryMetrics
+from penstock.repository.rollouts.rollout import Rollout
 from penstock.repository.service import Repository
 from penstock.weights.manifest import ManifestCheck
 
@@ -39,6 +46,7 @@ class EngineModel:
     """A version of a language model that is ready. A new version of the same name takes its place among requests."""
 
     note = ""
+    judges = TEXT_TOLERANCES
 
     def __init__(
         self,
@@ -48,9 +56,10 @@ class EngineModel:
         registry: ModelRegistry,
         metrics: Metrics,
         room: EngineRoom,
+        copies: Callable[[Version], LocalRequests],
     ) -> None:
-        """`name` is that of the folder; requests may use others."""
-        self.serving = serving
+        """`name` is that of the folder; requests may use others. `copies` runs copies of requests on a version."""
+        self.serving, self._copies = serving, copies
         self._name, self._client, self._registry, self._metrics, self._room = name, client, registry, metrics, room
         self._sleeping = asyncio.create_task(serving.sleep_when_unused())
 
@@ -73,6 +82,14 @@ class EngineModel:
         if self.current:
             await self.serving.version.unused()
 
+    def compare(self, rollout: Rollout, candidate: "CandidateModel") -> TextComparison:
+        """See ComparedModel."""
+        arms = self._copies(self.serving.version), self._copies(candidate.version)
+        promote = partial(candidate.promote, self.serving)
+        comparison = TextComparison(rollout, self.serving, candidate.version, arms, promote)
+        comparison.begin(candidate.golden)
+        return comparison
+
     def withdraw(self) -> None:
         """Takes the version away from new requests."""
         if self.current:
@@ -88,50 +105,107 @@ class EngineModel:
             self._metrics.forget(name)
 
 
+class CandidateModel:
+    """A version that is ready, and gets only the requests that a rollout gives it, until it is promoted."""
+
+    note = ""
+    judges = TEXT_TOLERANCES
+
+    def __init__(self, version: Version, golden: Path, serve: Callable[[Serving], EngineModel]) -> None:
+        """`golden` is the file with the golden set. `serve` returns the model of a serving that has this version."""
+        self.version, self.golden, self._serve = version, golden, serve
+        self._promoted: EngineModel | None = None
+
+    @property
+    def usage(self) -> "EngineModel | Version":
+        return self._promoted or self.version
+
+    def promote(self, serving: Serving) -> None:
+        """Makes it the version for all new requests."""
+        serving.promote(self.version)
+        self._promoted = self._serve(serving)
+
+    def compare(self, rollout: Rollout, candidate: "CandidateModel") -> TextComparison:
+        """See ComparedModel."""
+        assert self._promoted is not None
+        return self._promoted.compare(rollout, candidate)
+
+    def withdraw(self) -> None:
+        """Takes the version away from new requests."""
+        if self._promoted is not None:
+            self._promoted.withdraw()
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        if self._promoted is not None:
+            await self._promoted.close()
+        else:
+            await self.version.close()
+            self.version.series.forget()
+
+
 class LanguageModelLoader:
     """Starts an engine for each language model, with its share of the machine."""
 
     def __init__(self, flags: Flags, metrics: Metrics, server: ServerConfig, shares: EngineShares) -> None:
         """`flags` are those of the command line, which hold for models that set nothing else."""
         self.registry: ModelRegistry | None = None
+        self.is_candidate: Callable[[Target], bool] = lambda target: False
+        self.copies: Callable[[Version], LocalRequests]
         self.room = EngineRoom(server.max_loaded, server.min_stay)
         self._keep_alive = server.sleep_after
         self._flags = flags
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
         self._shares = shares
 
-    async def load(self, target: Target) -> EngineModel:
-        """Returns a model whose engine has computed a token, and adds it to the registry. Raises what `prepare` raises,
-        and EngineError."""
+    async def load(self, target: Target) -> ReadyModel:
+        """Returns a model whose engine has computed a token, and adds it to the registry, unless it is the candidate of
+        a rollout. Raises what `prepare` raises, and EngineError."""
+        if self.is_candidate(target):
+            model = await self._start(target)
+            series = Series(self._metrics, model, f"{model.name} version {target.version}")
+            serve = partial(self._served, target, model.client)
+            return CandidateModel(Version(model, series), target.folder.parent / GOLDEN, serve)
         async with self.room.starting(target.name):
-            model = await self._load(target)
+            model = await self._start(target)
+            try:
+                served = self._served(target, model.client, await self._serve(target, model))
+            except BaseException:
+                await model.client.close()
+                raise
             own = target.settings.keep_alive
-            model.serving.keep_alive = self._keep_alive if own is None else own
-            self.room.add(target.name, model.serving)
-            return model
+            served.serving.keep_alive = self._keep_alive if own is None else own
+            self.room.add(target.name, served.serving)
+            return served
 
-    async def _load(self, target: Target) -> EngineModel:
-        assert self.registry is not None
+    async def _start(self, target: Target) -> ServedModel:
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
             costs = cost_model(prepared, prepared.hardware)
-            model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
-            serving = next((each for each in self.registry.all if each.model.name == model.name), None)
-            if serving is not None:
-                while serving.versions.before is not None:  # its last requests
-                    await asyncio.sleep(0.1)
-                serving.exchange(model)
-            else:
-                serving = Serving(
-                    model, self._metrics, self._drain_timeout, room=partial(self.room.starting, target.name)
-                )
-                self.registry.add(serving)
+            return await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
         except BaseException:
             await client.close()
             raise
-        return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room)
+
+    async def _serve(self, target: Target, model: ServedModel) -> Serving:
+        """Gives new requests this version."""
+        assert self.registry is not None
+        serving = next((each for each in self.registry.all if each.model.name == model.name), None)
+        if serving is not None:
+            while serving.versions.before is not None:  # its last requests
+                await asyncio.sleep(0.1)
+            serving.exchange(model)
+            return serving
+        room = partial(self.room.starting, target.name)
+        serving = Serving(model, self._metrics, self._drain_timeout, room=room)
+        self.registry.add(serving)
+        return serving
+
+    def _served(self, target: Target, client: object, serving: Serving) -> EngineModel:
+        assert self.registry is not None
+        return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room, self.copies)
 
     def _prepare(self, target: Target) -> PreparedModel:
         found = find_language_model(target, self._flags)
@@ -174,8 +248,12 @@ class ServedRepository:
         if server.max_loaded is not None:
             self._on_demand = shares.languages
             self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
-        self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
-        metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
+        rollouts, limits = self.repository.rollouts, RequestLimits.of(server)
+        self._loader.is_candidate = lambda target: rollouts.candidate(target.name) == target.version
+        later = limits.max_priority + LATER_PRIORITY
+        self._loader.copies = lambda version: LocalRequests(self.registry, limits, None, later, version=version)
+        self._requests = LocalRequests(self.registry, limits, server.seed)
+        metrics.registry.register(RepositoryMetrics(self.repository.ready, rollouts))
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
