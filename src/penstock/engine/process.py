@@ -43,23 +43,18 @@ def serve(backend: EngineBackend) -> int:
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
     if config.lease is not None:
-        _import_beside_others()
+        thread = threading.Thread(target=_import_at_low_priority, name="imports", daemon=True)
+        thread.start()
+        thread.join()
     configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1
 
 
-def _import_beside_others() -> None:
-    """Import torch on a thread of low priority: it takes seconds, and other engines compute on these processors."""
-
-    def work() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)
-        import_runtime()
-
-    thread = threading.Thread(target=work, name="imports", daemon=True)
-    thread.start()
-    thread.join()
+def _import_at_low_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)  # of this thread alone
+    import_runtime()
 
 
 def _collect_new_garbage_only() -> None:

@@ -136,8 +136,8 @@ def _rollout(
         typer.Option(
             "--judge",
             metavar="NAME=TOLERANCE",
-            help="What is compared, and how much worse the candidate may be: brier=0.01. The default depends on the kind "
-            "of model. Repeatable.",
+            help="What is compared, and how much worse the candidate may be. The default depends on the kind of model. "
+            "Repeatable.",
         ),
     ] = None,
     url: Annotated[str, FLAG_URL] = DEFAULT,

@@ -28,7 +28,6 @@ from penstock.prepare.device import detect_device
 from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
-from penstock.repository.loader import ReadyModel
 from penstock.repository.metrics import RepositoryMetrics
 from penstock.repository.rollouts.rollout import Rollout
 from penstock.repository.service import Repository
@@ -43,139 +42,95 @@ _ALLOWED = {setting.name for rows in ENGINE.values() for setting in rows} | {
 
 
 class EngineModel:
-    """A version of a language model that is ready. A new version of the same name takes its place among requests."""
+    """A version of a language model that is ready. It gets all new requests of a `serving`, or it is the candidate of a
+    rollout. A new version of the same name takes its place among requests."""
 
     note = ""
     judges = TEXT_TOLERANCES
 
-    def __init__(
-        self,
-        name: str,
-        serving: Serving,
-        client: object,
-        registry: ModelRegistry,
-        metrics: Metrics,
-        room: EngineRoom,
-        copies: Callable[[Version], LocalRequests],
-    ) -> None:
-        """`name` is that of the folder; requests may use others. `copies` runs copies of requests on a version."""
-        self.serving, self._copies = serving, copies
-        self._name, self._client, self._registry, self._metrics, self._room = name, client, registry, metrics, room
+    def __init__(self, target: Target, version: Version, loader: "LanguageModelLoader") -> None:
+        self.usage = version
+        self.serving: Serving | None = None  # None: a rollout decides which requests it gets
+        self._target, self._loader = target, loader
+        self._sleeping: asyncio.Task[None] | None = None
+
+    def serve(self, serving: Serving) -> None:
+        """Called when the serving has this version."""
+        self.serving = serving
         self._sleeping = asyncio.create_task(serving.sleep_when_unused())
 
-    @property
-    def usage(self) -> "EngineModel":
-        return self
+    def promote(self, serving: Serving) -> None:
+        """Makes a candidate the version for all new requests."""
+        serving.promote(self.usage)
+        self.serve(serving)
 
-    @property
-    def requests(self) -> int:
-        """The requests in flight; 0 for a version that another one has replaced: it ends by itself."""
-        return self.serving.version.requests if self.current else 0
-
-    @property
-    def current(self) -> bool:
-        """False once another version has taken its place."""
-        return self.serving.model.client is self._client
-
-    async def unused(self) -> None:
-        """Returns when no request is in flight."""
-        if self.current:
-            await self.serving.version.unused()
-
-    def compare(self, rollout: Rollout, candidate: "CandidateModel") -> TextComparison:
+    def compare(self, rollout: Rollout, candidate: "EngineModel") -> TextComparison:
         """See ComparedModel."""
-        arms = self._copies(self.serving.version), self._copies(candidate.version)
+        assert self.serving is not None
+        arms = self._loader.copies(self.usage), self._loader.copies(candidate.usage)
         promote = partial(candidate.promote, self.serving)
-        comparison = TextComparison(rollout, self.serving, candidate.version, arms, promote)
-        comparison.begin(candidate.golden)
+        comparison = TextComparison(rollout, self.serving, candidate.usage, arms, promote)
+        comparison.begin(self._target.folder.parent / GOLDEN)
         return comparison
 
     def withdraw(self) -> None:
         """Takes the version away from new requests."""
-        if self.current:
-            self._registry.remove(self.serving)
+        if self._current is not None:
+            self._loader.registry.remove(self._current)
 
     async def close(self) -> None:
         """Ends the engine. One that was replaced ends by itself, after its last request."""
-        self._sleeping.cancel()
-        if self.current:
-            name = self.serving.model.name
-            self._room.remove(self._name)
-            await self.serving.close()
-            self._metrics.forget(name)
-
-
-class CandidateModel:
-    """A version that is ready, and gets only the requests that a rollout gives it, until it is promoted."""
-
-    note = ""
-    judges = TEXT_TOLERANCES
-
-    def __init__(self, version: Version, golden: Path, serve: Callable[[Serving], EngineModel]) -> None:
-        """`golden` is the file with the golden set. `serve` returns the model of a serving that has this version."""
-        self.version, self.golden, self._serve = version, golden, serve
-        self._promoted: EngineModel | None = None
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+        if self._current is not None:
+            self._loader.room.remove(self._target.name)
+            await self._current.close()
+            self.usage.series.forget()
+        elif self.serving is None:
+            await self.usage.close()
+            self.usage.series.forget()
 
     @property
-    def usage(self) -> "EngineModel | Version":
-        return self._promoted or self.version
-
-    def promote(self, serving: Serving) -> None:
-        """Makes it the version for all new requests."""
-        serving.promote(self.version)
-        self._promoted = self._serve(serving)
-
-    def compare(self, rollout: Rollout, candidate: "CandidateModel") -> TextComparison:
-        """See ComparedModel."""
-        assert self._promoted is not None
-        return self._promoted.compare(rollout, candidate)
-
-    def withdraw(self) -> None:
-        """Takes the version away from new requests."""
-        if self._promoted is not None:
-            self._promoted.withdraw()
-
-    async def close(self) -> None:
-        """Ends the engine."""
-        if self._promoted is not None:
-            await self._promoted.close()
-        else:
-            await self.version.close()
-            self.version.series.forget()
+    def _current(self) -> Serving | None:
+        """What has this version; None once another one has taken its place."""
+        return self.serving if self.serving is not None and self.serving.version is self.usage else None
 
 
 class LanguageModelLoader:
     """Starts an engine for each language model, with its share of the machine."""
 
+    registry: ModelRegistry  # of the server
+    copies: Callable[[Version], LocalRequests]  # runs copies of requests on a version
+    is_candidate: Callable[[Target], bool]  # of a rollout
+
     def __init__(self, flags: Flags, metrics: Metrics, server: ServerConfig, shares: EngineShares) -> None:
-        """`flags` are those of the command line, which hold for models that set nothing else."""
-        self.registry: ModelRegistry | None = None
-        self.is_candidate: Callable[[Target], bool] = lambda target: False
-        self.copies: Callable[[Version], LocalRequests]
+        """`flags` are those of the command line, which hold for models that set nothing else. The attributes above must
+        be set before the first load."""
         self.room = EngineRoom(server.max_loaded, server.min_stay)
         self._keep_alive = server.sleep_after
         self._flags = flags
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
         self._shares = shares
 
-    async def load(self, target: Target) -> ReadyModel:
+    async def load(self, target: Target) -> EngineModel:
         """Returns a model whose engine has computed a token, and adds it to the registry, unless it is the candidate of
         a rollout. Raises what `prepare` raises, and EngineError."""
         if self.is_candidate(target):
             model = await self._start(target)
-            series = Series(self._metrics, model, f"{model.name} version {target.version}")
-            serve = partial(self._served, target, model.client)
-            return CandidateModel(Version(model, series), target.folder.parent / GOLDEN, serve)
+            name = f"{model.name} version {target.version}"
+            return EngineModel(target, Version(model, Series(self._metrics, model, name)), self)
         async with self.room.starting(target.name):
             model = await self._start(target)
             try:
-                served = self._served(target, model.client, await self._serve(target, model))
+                serving = await self._serve(target, model)
             except BaseException:
                 await model.client.close()
                 raise
             own = target.settings.keep_alive
-            served.serving.keep_alive = self._keep_alive if own is None else own
-            self.room.add(target.name, served.serving)
+            serving.keep_alive = self._keep_alive if own is None else own
+            served = EngineModel(target, serving.version, self)
+            served.serve(serving)
+            self.room.add(target.name, serving)
             return served
 
     async def _start(self, target: Target) -> ServedModel:
@@ -191,7 +146,6 @@ class LanguageModelLoader:
 
     async def _serve(self, target: Target, model: ServedModel) -> Serving:
         """Gives new requests this version."""
-        assert self.registry is not None
         serving = next((each for each in self.registry.all if each.model.name == model.name), None)
         if serving is not None:
             while serving.versions.before is not None:  # its last requests
@@ -202,10 +156,6 @@ class LanguageModelLoader:
         serving = Serving(model, self._metrics, self._drain_timeout, room=room)
         self.registry.add(serving)
         return serving
-
-    def _served(self, target: Target, client: object, serving: Serving) -> EngineModel:
-        assert self.registry is not None
-        return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room, self.copies)
 
     def _prepare(self, target: Target) -> PreparedModel:
         found = find_language_model(target, self._flags)

@@ -15,6 +15,7 @@ from penstock.frontend.local import LocalRequests
 from penstock.frontend.versions.serving import Serving, Version
 from penstock.messages import EngineError
 from penstock.messages.tensors import TensorModel
+from penstock.repository.rollouts.decision import EQUAL
 from penstock.repository.rollouts.rollout import Rollout
 
 GOLDEN = "golden.jsonl"  # in the model's folder: bodies of requests
@@ -102,7 +103,9 @@ class TextComparison:
             if found[0] is not None and found[1] is not None:
                 pair = pair._replace(likelihoods=(found[0], found[1]))
         for judge in self._rollout.judges:
-            self._rollout.add(judge, TEXT_JUDGES[judge](pair))
+            # The version that has answered the user has prefixes and drafts of the request: it is faster.
+            if judge != "latency" or self._rollout.record.share == EQUAL:
+                self._rollout.add(judge, TEXT_JUDGES[judge](pair))
         self._rollout.look()
 
     async def _answer(self, arm: int, path: str, fields: Mapping[str, Any]) -> TextOutcome | None:
