@@ -1,28 +1,27 @@
-"""Measures language models that share one machine (docs/many-models.md).
+"""Measures the KV budgets of language models that share one machine (docs/many-models.md).
 
-peaks: three engines of SmolLM2, one after the other with many requests, while the two others have few. Their KV caches
-have one budget, or fixed thirds of it. Both arrangements take turns.
-room: a server with ten models and room for four, whose clients ask for models at random.
-faults: a stream beside a model whose engine is killed, stopped, or reloaded; the gaps between its tokens, and without.
+peaks: three engines, one after the other with many requests, while the two others
+have few. Their KV caches have one budget, or fixed thirds of it. Both arrangements take turns.
+steady: the same engines, all with the same load: the tokens of each, compared with a third of what it has alone.
+memory: an engine whose budget changes: how far its resident memory is from the budget; and 10,000 changes under load.
 
-    python benchmarks/many_models.py --json benchmarks/results/amx/many_models.json
+    python benchmarks/many_models.py --json benchmarks/results/amx/many_models.json --plot docs/images/many-models.svg
 """
 
+import argparse
 import asyncio
 import contextlib
-import os
 import random
-import signal
-import subprocess
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
+from calm import Watch
 from results import parser, write
 
 from penstock.bench.workload import percentile, random_prompt
@@ -31,204 +30,252 @@ from penstock.config import EngineConfig
 from penstock.config.engine import LEASE_BYTES, LeasePlace
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.messages import GenerateRequest, SamplingParams
+from penstock.messages import GenerateRequest, RequestRejected, Resize, SamplingParams
 from penstock.weights.packaged import SMOLLM2
 
-MODELS, MANY, FEW = 3, 20, 2
+MODELS = 3
+MANY, FEW = 20, 2  # clients of the model at its peak, and of the others
 PROMPT, OUTPUT = 160, 48
 SHARE = 48 << 20  # bytes of a KV cache: about 2,000 tokens
 FIRST_TOKEN = 3.0  # seconds: a later first token does not count as good
-STAY, CLIENTS, REQUESTS = 4.0, 6, 60
+STREAMS, STEADY_SECONDS = 8, 4.0
+CHANGES, RESIZES = 12, 10_000
+MEMORY, LEAST = 128 << 20, 0.25  # bytes of the cache whose budget changes, and its smallest part
 
 
-async def start(place: int, segment: Path, *, elastic: bool) -> tuple[StreamingClient, EngineConfig]:
+async def start(model: str, place: int, segment: Path, *, elastic: bool, sequences: int = MANY) -> StreamingClient:
     config = EngineConfig(
-        model=str(SMOLLM2.locate()),
+        model=model,
         name=f"model-{place}",
         max_model_len=512,
-        max_num_seqs=MANY,
+        max_num_seqs=sequences,
         kv_cache_bytes=SHARE,
         kv_reserve_bytes=MODELS * SHARE if elastic else None,
         enable_prefix_caching=False,
         lease=LeasePlace(path=str(segment), place=place),
     )
-    return await spawn(config), config
+    return await spawn(config)
 
 
-async def peaks(folder: Path, *, elastic: bool) -> dict[str, float]:
-    """TTFT, goodput and preemptions while each model has its peak in turn."""
-    segment = folder / f"lease-{elastic}"
+@contextlib.asynccontextmanager
+async def three(models: Sequence[str], folder: Path, *, elastic: bool) -> AsyncIterator[list[StreamingClient]]:
+    """Engines that take turns, and have one budget if they are `elastic`."""
+    segment = folder / f"lease-{time.monotonic()}"
     segment.write_bytes(bytes(LEASE_BYTES))
-    started = [await start(place, segment, elastic=elastic) for place in range(MODELS)]
-    budgets, firsts, good = KVBudgets(), list[float](), 0
-    for client, config in started:
-        budgets.add(client, config)
+    clients, budgets = [], KVBudgets()
+    for place, model in enumerate(models):
+        clients.append(await start(model, place, segment, elastic=elastic))
+        if elastic:
+            size = EngineConfig(model="", name="", kv_cache_bytes=SHARE, kv_reserve_bytes=MODELS * SHARE)
+            budgets.add(clients[-1], size)
     following = asyncio.create_task(budgets.follow())
-    source = random.Random(1)
-
-    async def stream(client: StreamingClient) -> None:
-        nonlocal good
-        began, first = time.monotonic(), 0.0
-        prompt = random_prompt(PROMPT, client.info.vocab_size, source)
-        sampling = SamplingParams(seed=1, max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
-        request = GenerateRequest(request_id=f"{began}-{source.random()}", prompt_ids=prompt, sampling=sampling)
-        async with contextlib.aclosing(client.generate(request)) as deltas:  # type: ignore[type-var]
-            async for _ in deltas:
-                first = first or time.monotonic() - began
-        firsts.append(first)
-        good += OUTPUT if first <= FIRST_TOKEN else 0
-
-    async def load(client: StreamingClient, count: int) -> None:
-        """So many clients, which send two requests each."""
-
-        async def twice() -> None:
-            for _ in range(2):
-                await stream(client)
-
-        await asyncio.gather(*(twice() for _ in range(count)))
-
-    clients = [client for client, _ in started]
     try:
-        await asyncio.gather(*map(stream, clients))
-        firsts.clear()
-        good, began = 0, time.monotonic()
-        for peak in clients:
-            await asyncio.gather(*(load(client, MANY if client is peak else FEW) for client in clients))
-        seconds = time.monotonic() - began
-        return {
-            "ttft_p50": median(firsts),
-            "ttft_p99": percentile(firsts, 0.99),
-            "goodput": good / seconds,
-            "preemptions": sum(client.stats().preemptions for client in clients),
-        }
+        yield clients
     finally:
         following.cancel()
         for client in clients:
             await client.close()
 
 
-@contextlib.contextmanager
-def server(folder: Path, models: int, *flags: str) -> Iterator[tuple[str, int]]:
-    """The URL and the process of a server with a repository of small models."""
-    root = folder / f"models-{models}"
-    for number in range(models):
-        (root / f"model-{number}").mkdir(parents=True, exist_ok=True)
-        settings = "settings: {max-num-seqs: 8, kv-cache-memory: 64MiB, max-model-len: 512}"
-        (root / f"model-{number}" / "model.yaml").write_text(f"model: python-8m\n{settings}\n")
-    port = 8730
-    command = [sys.executable, "-m", "penstock", "serve", "--repository", str(root), "--port", str(port)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, "--state-dir", "none", *flags], stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
+async def stream(client: StreamingClient, source: random.Random, output: int = OUTPUT) -> float:
+    """Runs a request to its end. Returns the seconds to its first token."""
+    began, first = time.monotonic(), 0.0
+    prompt = random_prompt(PROMPT, client.info.vocab_size, source)
+    sampling = SamplingParams(seed=1, max_tokens=output, temperature=0.0, ignore_eos=True)
+    request = GenerateRequest(request_id=f"{began}-{source.random()}", prompt_ids=prompt, sampling=sampling)
+    async with contextlib.aclosing(client.generate(request)) as deltas:  # type: ignore[type-var]
+        async for _ in deltas:
+            first = first or time.monotonic() - began
+    return first
+
+
+async def peaks(models: Sequence[str], folder: Path, *, elastic: bool) -> dict[str, Any]:
+    """TTFT, goodput and preemptions while each model has its peak in turn."""
+    source, firsts, timeline = random.Random(1), list[tuple[float, float]](), list[list[float]]()
+    async with three(models, folder, elastic=elastic) as clients:
+        await asyncio.gather(*(stream(client, source) for client in clients))
+        began = time.monotonic()
+
+        async def load(client: StreamingClient, count: int) -> None:
+            """So many clients, which send two requests each."""
+
+            async def twice() -> None:
+                for _ in range(2):
+                    sent = time.monotonic() - began
+                    firsts.append((sent, await stream(client, source)))
+
+            await asyncio.gather(*(twice() for _ in range(count)))
+
+        async def watch() -> None:
+            """Notes the MiB of the KV blocks in use, of each model."""
+            while True:
+                used = [each.stats().blocks_held[0] / (each.info.num_blocks[0] - 1) for each in clients]
+                most = [sum(row.bytes for row in each.info.memory if row.name == "KV cache") for each in clients]
+                sizes = [share * size / 2**20 for share, size in zip(used, most, strict=True)]
+                timeline.append([time.monotonic() - began, *sizes])
+                await asyncio.sleep(0.1)
+
+        watching = asyncio.create_task(watch())
+        for peak in clients:
+            await asyncio.gather(*(load(client, MANY if client is peak else FEW) for client in clients))
+        watching.cancel()
+        seconds = time.monotonic() - began
+        times = [first for _, first in firsts]
+        return {
+            "ttft_p50": median(times),
+            "ttft_p99": percentile(times, 0.99),
+            "goodput": OUTPUT * sum(first <= FIRST_TOKEN for first in times) / seconds,
+            "seconds": seconds,
+            "preemptions": sum(client.stats().preemptions for client in clients),
+            "firsts": firsts,
+            "timeline": timeline,
+        }
+
+
+async def rates(clients: Sequence[StreamingClient]) -> list[float]:
+    """Tokens a second of each engine while all have the same load."""
+    source = random.Random(2)
+    tasks = [asyncio.create_task(stream(client, source, 350)) for client in clients for _ in range(STREAMS)]
+    while any(client.stats().running < STREAMS for client in clients):
+        await asyncio.sleep(0.02)
+    before, began = [client.stats().decode_tokens for client in clients], time.perf_counter()
+    await asyncio.sleep(STEADY_SECONDS * len(clients))
+    passed = time.perf_counter() - began
+    found = [(each.stats().decode_tokens - then) / passed for each, then in zip(clients, before, strict=True)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    while not all(client.idle for client in clients):
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def steady(models: Sequence[str], folder: Path, rounds: int) -> dict[str, Any]:
+    """What each engine has beside the others, divided by its share, a third of what it has alone."""
+    names = [f"model {place}" for place in range(MODELS)]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    async with three(models, folder, elastic=True) as clients:
+        for _ in range(rounds):
+            alone = [(await rates([client]))[0] for client in clients]
+            together = await rates(clients)
+            for name, one, beside in zip(names, alone, together, strict=True):
+                found[name].append(len(clients) * beside / one)
+    sums = [sum(each) / MODELS for each in zip(*found.values(), strict=True)]
+    return {name: {"median": median(each), "rounds": each} for name, each in {**found, "all": sums}.items()}
+
+
+def resident(pid: int, size: int) -> int:
+    """Resident bytes of the mapping of a process that has a KV cache of `size` bytes: the smallest that could."""
+    mappings = re.findall(r"Size: +(\d+) kB\n.*?\nRss: +(\d+) kB", Path(f"/proc/{pid}/smaps").read_text(), re.DOTALL)
+    return 1024 * min((int(total), int(rss)) for total, rss in mappings if 1024 * int(total) >= size)[1]
+
+
+async def memory() -> dict[str, Any]:
+    """An engine whose cache is full of prefixes, and gets another budget again and again."""
+    config = EngineConfig(
+        model=str(SMOLLM2.locate()), name="m", max_model_len=512, kv_cache_bytes=MEMORY, kv_reserve_bytes=MEMORY
+    )
+    client, source, behind = await spawn(config), random.Random(3), list[float]()
+    page = MEMORY / client.info.num_blocks[0]
+
+    async def fill() -> None:
+        blocks = client.info.num_blocks[0]
+        await asyncio.gather(*(stream(client, source, 2) for _ in range(2 * blocks * client.info.block_size // PROMPT)))
+
     try:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(url + "/readyz").status_code == 200:
-                    break
-            time.sleep(0.1)
-        yield url, process.pid
+        await fill()
+        full = resident(client.info.pid, MEMORY)
+        for _ in range(CHANGES):
+            part = source.uniform(LEAST, 1.0)
+            await client.control(Resize(part))
+            await fill()
+            await asyncio.sleep(2.0)
+            behind.append(resident(client.info.pid, MEMORY) / (part * (client.info.num_blocks[0] - 1) * page) - 1)
+        changes, began = 0, time.monotonic()
+        streams = [asyncio.create_task(stream(client, source, 300)) for _ in range(8)]
+        while changes < RESIZES:
+            with contextlib.suppress(RequestRejected):  # too small for one sequence
+                await client.control(Resize(source.uniform(0.05, 0.3)))
+                changes += 1
+            streams = [
+                each if not each.done() else asyncio.create_task(stream(client, source, 300)) for each in streams
+            ]
+        seconds = time.monotonic() - began
+        await asyncio.gather(*streams)
+        await client.control(Resize(1.0))
+        await fill()
+        stats = client.stats()
+        return {
+            "budgets": CHANGES,
+            "most_behind": max(map(abs, behind)),
+            "resizes": changes,
+            "resizes_a_second": changes / seconds,
+            "preemptions": stats.preemptions,
+            "blocks_held_after": sum(stats.blocks_held),
+            "resident_after": resident(client.info.pid, MEMORY) / full,
+        }
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+        await client.close()
 
 
-def engines(server_pid: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()]
+def plot(file: Path, found: dict[str, Any]) -> None:
+    """Draws the KV blocks in use and the times to the first token of the last round."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 5), sharex=True, sharey="row", layout="constrained")
+    for column, (kind, title) in zip(axes.T, (("budget", "one budget"), ("thirds", "fixed thirds")), strict=True):
+        last = found[kind][-1]
+        at, *used = zip(*last["timeline"], strict=True)
+        for place, values in enumerate(used):
+            column[0].plot(at, values, label=f"model {place}")
+        column[0].set(title=title)
+        column[1].plot(*zip(*last["firsts"], strict=True), ".", color="#0f8a8f", ms=3)
+        column[1].set(xlabel="seconds", yscale="log")
+    axes[0, 0].set_ylabel("KV blocks in use, MiB")
+    axes[1, 0].set_ylabel("time to the first token, s")
+    axes[0, 0].legend(frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
 
 
-async def room(folder: Path) -> dict[str, Any]:
-    """Ten models in room for four: what requests wait, and how many engines are started."""
-    waits, statuses, started = list[float](), list[int](), set[int]()
-    source = random.Random(3)
-    with server(folder, 10, "--max-loaded", "4", "--min-stay", str(STAY)) as (url, pid):
-        async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-
-            async def client() -> None:
-                for _ in range(REQUESTS // CLIENTS):
-                    began = time.monotonic()
-                    body = {"model": f"model-{source.randrange(10)}", "prompt": "x =", "max_tokens": 8}
-                    statuses.append((await http.post("/v1/completions", json=body)).status_code)
-                    waits.append(time.monotonic() - began)
-                    started.update(engines(pid))
-
-            began = time.monotonic()
-            await asyncio.gather(*(client() for _ in range(CLIENTS)))
-            seconds = time.monotonic() - began
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each figure, with those of all rounds."""
+    numbers = [name for name, value in runs[0].items() if not isinstance(value, list)]
     return {
-        "requests": len(statuses),
-        "answered": statuses.count(200),
-        "wait_p50": median(waits),
-        "wait_max": max(waits),
-        "engines": len(started),
-        "bound": 4 * (1 + seconds / STAY),  # engines that --min-stay allows
-        "seconds": seconds,
+        name: {"median": median(run[name] for run in runs), "rounds": [run[name] for run in runs]} for name in numbers
     }
 
 
-async def gaps(http: httpx.AsyncClient, tokens: int) -> list[float]:
-    """Seconds between the events of a stream."""
-    body = {"model": "model-0", "prompt": "def f(", "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    found, last = list[float](), 0.0
-    async with http.stream("POST", "/v1/completions", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                now = time.monotonic()
-                if last:
-                    found.append(now - last)
-                last = now
-    return found
-
-
-async def faults(folder: Path) -> dict[str, Any]:
-    """Gaps of a stream, in milliseconds, while the other model meets a fault."""
-    found: dict[str, Any] = {}
-    with server(folder, 2) as (url, pid):
-        async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-
-            async def fault(kind: str) -> None:
-                body = {"model": "model-1", "prompt": "x =", "max_tokens": 400, "ignore_eos": True}
-                request = asyncio.create_task(http.post("/v1/completions", json=body))
-                await asyncio.sleep(0.3)
-                if kind in ("killed", "stopped"):
-                    before = set(engines(pid))
-                    other = max(before)  # it was started last, or again
-                    os.kill(other, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
-                    if kind == "stopped":
-                        await asyncio.sleep(1.5)
-                        os.kill(other, signal.SIGCONT)
-                elif kind == "reloading":
-                    text = folder / "models-2" / "model-1" / "model.yaml"
-                    text.write_text(text.read_text().replace("max-num-seqs: 8", "max-num-seqs: 4"))
-                    await http.post("/v2/repository/models/model-1/load", json={})
-                assert (await request).status_code == 200
-
-            await gaps(http, 400)
-            for kind in ("alone", "beside", "killed", "stopped", "reloading"):
-                work = asyncio.create_task(fault(kind)) if kind != "alone" else None
-                each = [1e3 * gap for gap in await gaps(http, 480)]
-                if work is not None:
-                    await work
-                found[kind] = {"p50": median(each), "p99": percentile(each, 0.99), "max": max(each)}
-    return found
-
-
 def main() -> None:
-    given = parser(__doc__)
-    given.add_argument("--only", choices=("peaks", "room", "faults"))
+    given: argparse.ArgumentParser = parser(__doc__)
+    given.add_argument("--only", choices=("peaks", "steady", "memory"))
+    given.add_argument(
+        "--models", nargs=MODELS, default=[str(SMOLLM2.locate())] * MODELS, help="SmolLM2 is the default"
+    )
     given.add_argument("--rounds", type=int, default=2)
+    given.add_argument("--plot", type=Path, metavar="FILE", help="also draw the last round of peaks into this file")
     options = given.parse_args()
     found: dict[str, Any] = {}
+    watch, began = Watch(), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.only in (None, "peaks"):
-            for _ in range(options.rounds):
-                for kind, elastic in (("budget", True), ("thirds", False)):
-                    found.setdefault(kind, []).append(asyncio.run(peaks(folder, elastic=elastic)))
-        if options.only in (None, "room"):
-            found["room"] = asyncio.run(room(folder))
-        if options.only in (None, "faults"):
-            found["faults"] = asyncio.run(faults(folder))
-    write(found, options.json)
+            runs: dict[str, list[dict[str, Any]]] = {"budget": [], "thirds": []}
+            for number in range(options.rounds):
+                for kind in runs if number % 2 == 0 else reversed(runs):
+                    print(kind, number, file=sys.stderr)
+                    runs[kind].append(asyncio.run(peaks(options.models, folder, elastic=kind == "budget")))
+            found["peaks"] = {kind: summary(each) for kind, each in runs.items()}
+            if options.plot is not None:
+                plot(options.plot, runs)
+        if options.only in (None, "steady"):
+            found["steady"] = asyncio.run(steady(options.models, folder, options.rounds))
+        if options.only in (None, "memory"):
+            found["memory"] = asyncio.run(memory())
+    write({**found, "calm_share": watch.share(began, time.perf_counter())}, options.json)
 
 
 if __name__ == "__main__":

@@ -272,3 +272,12 @@ async def test_a_reload_of_one_model_holds_no_request_for_another(site: Site) ->
         assert refused.status_code == 404 and "this server has 'renamed', 'second'" in refused.text
     assert (await ask("renamed")).json()["model"] == "renamed"
     await until(lambda: not second.version.requests)
+
+
+async def test_pages_read_the_facts_of_a_model(server: Server) -> None:
+    assert (await server.get("/server_info"))["model"] == "first"
+    assert (await server.get("/server_info?model=also-second"))["model"] == "second"
+    await server.post("/v1/completions", model="second", prompt=PROMPT, **GREEDY)
+    loads = [await server.get(f"/server_load?model={name}") for name in ("first", "second")]
+    assert loads[1]["counters"]["generation_tokens"] >= LENGTH and loads[0]["counters"] != loads[1]["counters"]
+    assert (await server.http.get("/server_info?model=nowhere")).status_code == 404

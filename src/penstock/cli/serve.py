@@ -17,7 +17,7 @@ from penstock.cli.serving.report import log, log_start, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
-    from penstock.cli.serving.shares import ProcessorTurns
+    from penstock.cli.serving.shares import EngineShares
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.cluster.client import FleetClient
     from penstock.config import Given, ServerConfig
@@ -68,10 +68,10 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
             serve_front(given, sock, _freed(grpc_sock))
             return
-        prepared, turns = _prepared(given)
+        prepared, shares = _prepared(given)
         if alone:
             child.send_config(prepared.resolved.engine)
-        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, turns)
+        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, shares)
         supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
         if supervisor is None:
             listen(sock)
@@ -99,10 +99,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 supervisor.kill()
 
 
-def _prepared(given: "Given") -> tuple["PreparedModel", "ProcessorTurns | None"]:
+def _prepared(given: "Given") -> tuple["PreparedModel", "EngineShares | None"]:
     """Resolves the settings of the model. An engine with others beside it, replicas or language models of a repository,
-    gets a part of the machine. The latter take turns, which are returned, too."""
-    from penstock.config import ConfigError
+    gets a part of the machine. The shares of the latter are returned, too."""
     from penstock.prepare.device import detect_device
     from penstock.prepare.model import find_given, prepare_found
 
@@ -113,15 +112,10 @@ def _prepared(given: "Given") -> tuple["PreparedModel", "ProcessorTurns | None"]
 
         hardware = share_of(detect_device(settings.device), replica_limits(settings.replicas)[1])
     elif settings.repository:
-        from penstock.cli.serving.shares import ProcessorTurns, engines_at_once, language_models, machine_share
+        from penstock.cli.serving.shares import EngineShares
 
-        try:
-            languages = language_models(Path(settings.repository))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        engines, turns = 1 + engines_at_once(languages, settings.max_loaded), ProcessorTurns()
-        share = machine_share(detect_device(settings.device), engines)
-        return turns.enter(turns.prepare(find_given(given), share, engines)), turns
+        shares = EngineShares(Path(settings.repository), settings.max_loaded, beside=True)
+        return shares.enter(shares.prepare(find_given(given), detect_device(settings.device))), shares
     return prepare_found(find_given(given), hardware), None
 
 
@@ -146,7 +140,7 @@ class _ServerStart(NamedTuple):
     sock: socket.socket
     grpc_sock: socket.socket | None
     began: float  # on time.monotonic()
-    turns: "ProcessorTurns | None"  # with the engines of a repository; None: it has none
+    shares: "EngineShares | None"  # with the engines of a repository; None: it has none
 
     async def connect(self) -> "StreamingClient | FleetClient":
         """Returns the client of the engine, or of all replicas, when it is ready."""
@@ -192,7 +186,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
         loaded = LoadedVersion.of(prepared, start.given)
-        reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0), start.turns)
+        reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0), start.shares)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -213,10 +207,9 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         served, metrics, server.drain_timeout, lambda model, beside: reloader.prepare(model, beside, load_here)
     )
     repository = None
-    if start.turns is not None:
-        start.turns.started(prepared, client)
-        repository = ServedRepository(server, start.flags, metrics, serving, start.turns)
-        repository.budgets.add(cast("StreamingClient", client), prepared.resolved.engine)
+    if start.shares is not None:
+        start.shares.started(prepared, cast("StreamingClient", client))
+        repository = ServedRepository(server, start.flags, metrics, serving, start.shares)
     registry = ModelRegistry(serving) if repository is None else repository.registry
     answering = Answering(registry, server, metrics, grpc)
 
@@ -276,14 +269,15 @@ async def _repository_main(
     from penstock.cli.address import url_of
     from penstock.cli.serving.answering import Answering
     from penstock.cli.serving.repository import ServedRepository
-    from penstock.cli.serving.shares import ProcessorTurns
+    from penstock.cli.serving.shares import EngineShares
     from penstock.frontend.http.loading import answering_early
     from penstock.observe.metrics import Metrics
     from penstock.prepare.checks import check_tls
 
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     tls = check_tls(server)
-    repository = ServedRepository(server, flags, metrics, None, ProcessorTurns())
+    shares = EngineShares(Path(server.repository), server.max_loaded)
+    repository = ServedRepository(server, flags, metrics, None, shares)
     grpc = _freed(grpc_sock)
 
     def ready() -> None:

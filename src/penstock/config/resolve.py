@@ -81,6 +81,12 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
 def resolve_server(given: Given) -> ServerConfig:
     """Choose the settings of a server without a model of its own, which has a repository. Raises ConfigError."""
     values, sources = _server_values(given)
+    for name in ("event_log", "kv_disk"):
+        if name in given.sources:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} ({sources[name]}) is for one engine, and each language model of a "
+                "repository has one: serve this model on the command line, with --repository for the others"
+            )
     _check_server(values, sources)
     return _server(values, "", ())
 

@@ -22,6 +22,8 @@ from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
+IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
+
 
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
@@ -40,10 +42,19 @@ def serve(backend: EngineBackend) -> int:
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
+    if config.lease is not None:
+        thread = threading.Thread(target=_import_at_low_priority, name="imports", daemon=True)
+        thread.start()
+        thread.join()
     configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1
+
+
+def _import_at_low_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)  # of this thread alone
+    import_runtime()
 
 
 def _collect_new_garbage_only() -> None:

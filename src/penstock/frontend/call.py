@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.frontend.answer import Codec, Keep
 from penstock.frontend.generation import PromptPart
+from penstock.frontend.http.asgi import first_value
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.registry import ModelRegistry
@@ -19,6 +20,8 @@ from penstock.frontend.store import ModelStore
 from penstock.frontend.tenants.account import RequestAccount
 from penstock.frontend.versions.serving import Version
 from penstock.observe.model_metrics import ModelMetrics
+
+SESSION = b"x-session-id"  # requests with one id get one version during a rollout
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
     unread: HeldBytes | None = None  # the answer's part of the budget of answers; None: it is not bounded
     admin: bool = False  # the request has the operator's key, or needs none
+    compares: bool = False  # a rollout of the model may run a copy of the request
     show: Callable[[Mapping[str, Any]], None] = lambda fields: None  # gives the request's line in the log its fields
 
     async def for_model(self, name: str | None) -> "ModelContext":
@@ -56,6 +60,17 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
         version = await self.enter(name)
         model = version.model if self.account is None else self.account.on(version.model)
         return ModelContext(model=model, metrics=version.metrics, **msgspec.structs.asdict(self))
+
+    def compare(self, path: str, name: str | None, body: bytes) -> None:
+        """Lets the rollout of a model compare its versions on the request, if it has one."""
+        if self.compares and (rollout := self.models.find(name).rollout) is not None:
+            rollout.compare(path, body)
+
+    @property
+    def session_key(self) -> str:
+        """Identifies the client's session, by the header X-Session-Id; "" without one."""
+        session = (first_value(self.headers, SESSION) or b"")[:256].decode("latin-1")
+        return f"{self.tenant} {session}" if session else ""
 
     def hold(self, count: int) -> None:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is

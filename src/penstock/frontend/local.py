@@ -45,14 +45,16 @@ class LocalRequests:
         seed: int | None,
         priority: int | None = None,
         office: TenantOffice | None = None,
+        version: Version | None = None,
     ) -> None:
-        """`seed` is for requests that have none; None: each gets a random one. `priority` replaces that of every
-        request. `office` counts what tenants use."""
+        """Requests get `version`, or with None the one that new requests get. `seed` is for requests that have none;
+        None: each gets a random one. `priority` replaces that of every request. `office` counts what tenants use."""
         self._models = models
         self._limits = limits
         self._seed = seed
         self._priority = priority
         self._office = office
+        self._version = version
         self._own = 0  # requests being answered here
 
     def capacity(self) -> int:
@@ -92,7 +94,8 @@ class LocalRequests:
         entered: list[Version] = []
 
         async def enter(name: str | None) -> Version:
-            entered.append(version := await self._models.enter(name))
+            version = await self._models.enter(name) if self._version is None else self._version.enter()
+            entered.append(version)
             self._own += 1
             if route.kind == "generate":
                 check_generates(version.model)

@@ -85,14 +85,15 @@ class ModelRegistry:
         """Whether a request has to wait before its model can be used. Raises APIError 404."""
         return self.absent(name) is not None or not self.find(name).ready
 
-    async def enter(self, name: str | None) -> Version:
-        """Returns the version of the model with this name for a new request, which must call its `leave`. A model that
+    async def enter(self, name: str | None, key: str = "") -> Version:
+        """Returns the version of the model with this name for a new request, which must call its `leave`. During a
+        rollout, requests with one `key` stay on a version. A model that
         is not loaded is loaded, one that is asleep wakes. Raises APIError and EngineError."""
         while True:
             if self.on_demand is not None and (absent := self.absent(name)) is not None:
                 await self.on_demand.load(absent)
             served = self.find(name)
-            version = await served.enter()
+            version = await served.enter(key)
             if self.find(name) is served:  # else a reload has changed names while the request waited
                 return version
             version.leave()

@@ -118,6 +118,7 @@ class Site:
             held=held,
             unread=info.unread,
             admin=info.admin,
+            compares=True,
             show=partial(setattr, info, "shown"),
         )
         try:
@@ -131,7 +132,7 @@ async def _enter(models: ModelRegistry, name: str | None, context: RequestContex
     """Returns the version for a request, which must leave it. Raises DeadlineExceeded if a reload takes longer than the
     request's timeout, and APIError 503 if there is no room for an engine until then."""
     if not models.must_wait(name):
-        return await models.enter(name)
+        return await models.enter(name, context.session_key)
     due = min((each for each in deadlines(context, None, None) if each is not None), default=None)
     left = None if due is None else due - time.monotonic()
     room = None if models.on_demand is None else models.on_demand.room
@@ -139,7 +140,7 @@ async def _enter(models: ModelRegistry, name: str | None, context: RequestContex
         raise no_room(name, room)
     try:
         async with asyncio.timeout(MOST_WAIT_SECONDS if left is None and room is not None else left):
-            return await models.enter(name)
+            return await models.enter(name, context.session_key)
     except TimeoutError:
         if room is not None and (models.absent(name) is not None or models.find(name).asleep):
             raise no_room(name, room) from None

@@ -110,7 +110,7 @@ class TensorModel(MemberModel, Protocol):
 
 
 class Rollouts(Protocol):
-    """New versions of one-shot models that take over step by step. All errors are LoadFailed."""
+    """New versions of models that take over step by step. All errors are LoadFailed."""
 
     async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
         """Begins a rollout. `rules` are the fields of `penstock.repository.rollouts.decision.RolloutRules`."""

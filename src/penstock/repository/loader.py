@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from penstock.repository.entry import Target
+from penstock.repository.rollouts.rollout import ComparedModel
 
 
 class UsedModel(Protocol):
@@ -19,7 +20,7 @@ class UsedModel(Protocol):
         ...
 
 
-class ReadyModel(Protocol):
+class ReadyModel(ComparedModel, Protocol):
     """A version that is ready."""
 
     @property

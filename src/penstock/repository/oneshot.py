@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, Tensor, TensorSpec
+from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, Tensor, TensorModel, TensorSpec
 from penstock.repository.answer_cache import AnswerCache
 from penstock.repository.backend.files import HostileFile, inside
 from penstock.repository.backend.process import ModelProcess
@@ -20,6 +20,9 @@ from penstock.repository.batching import BatchedModel
 from penstock.repository.checks import RequestCheck
 from penstock.repository.entry import Target
 from penstock.repository.pipelines.rows import whole_text
+from penstock.repository.rollouts.judging import JUDGES
+from penstock.repository.rollouts.rollout import Rollout
+from penstock.repository.rollouts.tensors import TensorComparison
 from penstock.repository.settings import FILES, Kind, TensorSettings
 from penstock.repository.statistics import ModelStatistics
 from penstock.repository.triton import PLATFORMS, config_of
@@ -75,6 +78,8 @@ class Runner(Protocol):
 class OneShotModel:
     """See `penstock.messages.tensors.TensorModel`."""
 
+    judges = JUDGES
+
     def __init__(
         self,
         target: Target,
@@ -94,6 +99,10 @@ class OneShotModel:
         self._settings, self._max_rows = target.settings, max_rows
         self._check = RequestCheck(target.name, inputs, outputs, max_rows)
         self._cache = AnswerCache(self.statistics_of) if target.settings.cache else None
+
+    def compare(self, rollout: Rollout, candidate: TensorModel) -> TensorComparison:
+        """See ComparedModel."""
+        return TensorComparison(rollout, self, candidate)
 
     async def infer(self, request: InferRequest) -> InferResult:
         """See TensorModel."""

@@ -17,6 +17,7 @@ from penstock.repository.loader import Load, ReadyModel
 from penstock.repository.oneshot import OneShotModel, ProcessLoader
 from penstock.repository.pipelines.nodes import Find
 from penstock.repository.pipelines.pipeline import load_pipeline
+from penstock.repository.rollouts.rollout import ComparedModel
 from penstock.repository.rollouts.service import RepositoryRollouts
 from penstock.repository.settings import FILES, Kind, members
 
@@ -74,7 +75,7 @@ class Repository:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
         self._generation: tuple[int, int] | None = None  # of the file: what changes with its content
-        self.rollouts = RepositoryRollouts(self.folder.path, self._one_shot, self._load_named)
+        self.rollouts = RepositoryRollouts(self.folder.path, self._compared, self._load_named)
 
     # -- TensorModels -----------------------------------------------------------------------------------------
 
@@ -365,12 +366,12 @@ class Repository:
         found: MemberModel | None = self.find(name, version) if kind == "model" else None
         return found or self._text_member(name, version, kind)
 
-    def _one_shot(self, name: str) -> dict[int, tuple[str, TensorModel]]:
-        """The one-shot versions of a model that are ready, with their digests."""
+    def _compared(self, name: str) -> dict[int, tuple[str, ComparedModel]]:
+        """The versions of a model that are ready and may have rollouts, with their digests."""
         return {
             number: (version.target.digest, version.model)
             for number, version in self._serving.get(name, {}).items()
-            if isinstance(version.model, OneShotModel)
+            if version.model is not None
         }
 
     # -- names ------------------------------------------------------------------------------------------------------

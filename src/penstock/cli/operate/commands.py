@@ -136,8 +136,8 @@ def _rollout(
         typer.Option(
             "--judge",
             metavar="NAME=TOLERANCE",
-            help="What is compared: errors, latency, disagreement; with labels brier, log_loss, ndcg, auc. Default: "
-            "errors=0.01, latency=0.1, disagreement=0.3. Repeatable.",
+            help="What is compared, and how much worse the candidate may be. The default depends on the kind of model. "
+            "Repeatable.",
         ),
     ] = None,
     url: Annotated[str, FLAG_URL] = DEFAULT,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import ProcessorTurns
+from penstock.cli.serving.shares import EngineShares
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.config.settings import GivenSettings
 from penstock.engine.client import StreamingClient
@@ -78,10 +78,12 @@ class Reloader:
         flags: Flags,
         loaded: LoadedVersion,
         processors: Collection[int],
-        turns: ProcessorTurns | None = None,
+        shares: EngineShares | None = None,
     ) -> None:
-        """`loaded` is what is served now. Engines may run on `processors`, and take `turns` there if others do, too."""
-        self._model, self._flags, self._turns = model, flags, turns
+        """`loaded` is what is served now. Engines may run on `processors`, and have one of the
+        `shares` if there are others."""
+        self._model, self._flags, self._shares = model, flags, shares
+        self._prepare = prepare_found if shares is None else shares.prepare
         self._processors = processors
         self._loaded = loaded
 
@@ -109,8 +111,8 @@ class Reloader:
         and CheckpointError."""
         prepared = new.prepared
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        if self._turns is not None:
-            client = await self._turns.start_engine(prepared, check)
+        if self._shares is not None:
+            client = await self._shares.start_engine(prepared, check)
         else:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
         try:
@@ -164,11 +166,11 @@ class Reloader:
         resident = 0 if used is None else used[0]
         if not beside:
             more = 0 if on_gpu else resident  # all of a GPU counts as available
-            return prepare_found(found, replace(hardware, memory_available=hardware.memory_available + more))
+            return self._prepare(found, replace(hardware, memory_available=hardware.memory_available + more))
         taken = planned if on_gpu else max(planned - resident, 0)  # what it holds already is not available
         left = replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
         try:
-            prepared = prepare_found(found, left)
+            prepared = self._prepare(found, left)
         except DoesNotFit as error:
             raise DoesNotFit(
                 f"beside the engine that runs, {error}; or use --drain-first, which ends it first"

@@ -15,8 +15,8 @@ from penstock.cli.options import Flags
 from penstock.cli.output import write_file
 from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
+from penstock.cli.plan.repository import plan_repository
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
-from penstock.cli.serving.shares import language_models
 from penstock.config import DoesNotFit, Hardware, ModelFacts, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.memory import states_bytes
@@ -25,7 +25,7 @@ from penstock.families import model_facts
 from penstock.prepare.checks import check_start
 from penstock.prepare.device import detect_device
 from penstock.prepare.files import check_file
-from penstock.prepare.model import FoundModel, find_model
+from penstock.prepare.model import FoundModel, find_given, read_given
 from penstock.text import Tokenizer
 
 
@@ -34,15 +34,19 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
     another machine, the weights and this machine's kernels are not checked.
     """
     check_file("--json", json_file)
-    found = find_model(model, flags, weights=False)
+    given = read_given(model, flags)
+    if given.settings.repository and hardware is None:
+        own = plan_repository(given, flags, json_file)
+        if own is not None:
+            _show_settings(Console(), own)
+        return
+    found = find_given(given, weights=False)
     machine, devices = _devices(found, hardware, link)
     console = Console()
     options = choices(found, machine, devices)
     resolved = _resolve(found, machine, devices, options, console)
     if hardware is None:
         check_start(found, resolved, machine, weights=not _has_only_config(found.path))
-        if resolved.server.repository:
-            language_models(Path(resolved.server.repository))
         found.generation_defaults()
         Tokenizer.load(found.path)
     elif not devices.shared and len(resolved.ranks) > devices.count:

@@ -2,30 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.kv_budgets import KVBudgets
-from penstock.cli.serving.shares import ProcessorTurns, engines_at_once, language_models, machine_share
+from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.text_judges import TEXT_TOLERANCES
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
+from penstock.cli.serving.text_rollouts import GOLDEN, TextComparison
 from penstock.config import ConfigError, ServerConfig
 from penstock.declared.settings import ENGINE, SETTINGS
-from penstock.frontend import APIError, ModelRegistry, RequestLimits, Serving
+from penstock.frontend import APIError, ModelRegistry, RequestLimits, ServedModel, Serving
 from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.local import LocalRequests
 from penstock.frontend.registry import OnDemand
 from penstock.frontend.versions.room import EngineRoom
+from penstock.frontend.versions.series import Series
+from penstock.frontend.versions.serving import Version
+from penstock.messages import LATER_PRIORITY
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
-from penstock.prepare.model import find_given, read_given
+from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
 from penstock.prepare.served import served_model
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
+from penstock.repository.rollouts.rollout import Rollout
 from penstock.repository.service import Repository
 from penstock.weights.manifest import ManifestCheck
 
@@ -38,141 +42,153 @@ _ALLOWED = {setting.name for rows in ENGINE.values() for setting in rows} | {
 
 
 class EngineModel:
-    """A version of a language model that is ready. A new version of the same name takes its place among requests."""
+    """A version of a language model that is ready. It gets all new requests of a `serving`, or it is the candidate of a
+    rollout. A new version of the same name takes its place among requests."""
 
     note = ""
+    judges = TEXT_TOLERANCES
 
-    def __init__(
-        self,
-        name: str,
-        serving: Serving,
-        client: object,
-        registry: ModelRegistry,
-        metrics: Metrics,
-        room: EngineRoom,
-    ) -> None:
-        """`name` is that of the folder; requests may use others."""
+    def __init__(self, target: Target, version: Version, loader: "LanguageModelLoader") -> None:
+        self.usage = version
+        self.serving: Serving | None = None  # None: a rollout decides which requests it gets
+        self._target, self._loader = target, loader
+        self._sleeping: asyncio.Task[None] | None = None
+
+    def serve(self, serving: Serving) -> None:
+        """Called when the serving has this version."""
         self.serving = serving
-        self._name, self._client, self._registry, self._metrics, self._room = name, client, registry, metrics, room
         self._sleeping = asyncio.create_task(serving.sleep_when_unused())
 
-    @property
-    def usage(self) -> "EngineModel":
-        return self
+    def promote(self, serving: Serving) -> None:
+        """Makes a candidate the version for all new requests."""
+        serving.promote(self.usage)
+        self.serve(serving)
 
-    @property
-    def requests(self) -> int:
-        """The requests in flight; 0 for a version that another one has replaced: it ends by itself."""
-        return self.serving.version.requests if self.current else 0
-
-    @property
-    def current(self) -> bool:
-        """False once another version has taken its place."""
-        return self.serving.model.client is self._client
-
-    async def unused(self) -> None:
-        """Returns when no request is in flight."""
-        if self.current:
-            await self.serving.version.unused()
+    def compare(self, rollout: Rollout, candidate: "EngineModel") -> TextComparison:
+        """See ComparedModel."""
+        assert self.serving is not None
+        arms = self._loader.copies(self.usage), self._loader.copies(candidate.usage)
+        promote = partial(candidate.promote, self.serving)
+        comparison = TextComparison(rollout, self.serving, candidate.usage, arms, promote)
+        comparison.begin(self._target.folder.parent / GOLDEN)
+        return comparison
 
     def withdraw(self) -> None:
         """Takes the version away from new requests."""
-        if self.current:
-            self._registry.remove(self.serving)
+        if self._current is not None:
+            self._loader.registry.remove(self._current)
 
     async def close(self) -> None:
         """Ends the engine. One that was replaced ends by itself, after its last request."""
-        self._sleeping.cancel()
-        if self.current:
-            name = self.serving.model.name
-            self._room.remove(self._name)
-            await self.serving.close()
-            self._metrics.forget(name)
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+        if self._current is not None:
+            self._loader.room.remove(self._target.name)
+            await self._current.close()
+            self.usage.series.forget()
+        elif self.serving is None:
+            await self.usage.close()
+            self.usage.series.forget()
+
+    @property
+    def _current(self) -> Serving | None:
+        """What has this version; None once another one has taken its place."""
+        return self.serving if self.serving is not None and self.serving.version is self.usage else None
 
 
 class LanguageModelLoader:
-    """Starts an engine for each language model, with a fixed share of the memory, and turns on the processors."""
+    """Starts an engine for each language model, with its share of the machine."""
 
-    def __init__(
-        self, flags: Flags, metrics: Metrics, server: ServerConfig, engines: int, turns: ProcessorTurns
-    ) -> None:
-        """`flags` are those of the command line, which hold for models that set nothing else. Each engine gets one of
-        `engines` equal parts of the memory."""
-        self.registry: ModelRegistry | None = None
+    registry: ModelRegistry  # of the server
+    copies: Callable[[Version], LocalRequests]  # runs copies of requests on a version
+    is_candidate: Callable[[Target], bool]  # of a rollout
+
+    def __init__(self, flags: Flags, metrics: Metrics, server: ServerConfig, shares: EngineShares) -> None:
+        """`flags` are those of the command line, which hold for models that set nothing else. The attributes above must
+        be set before the first load."""
         self.room = EngineRoom(server.max_loaded, server.min_stay)
-        self.budgets = KVBudgets()
         self._keep_alive = server.sleep_after
-        self._flags = {name: value for name, value in flags.items() if name in _ALLOWED - {"served_model_name"}}
+        self._flags = flags
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
-        self._engines, self._turns = max(engines, 1), turns
-        self._memory: int | None = None  # that was available at the first load
+        self._shares = shares
 
     async def load(self, target: Target) -> EngineModel:
-        """Returns a model whose engine has computed a token, and adds it to the registry. Raises what `prepare` raises,
-        and EngineError."""
+        """Returns a model whose engine has computed a token, and adds it to the registry, unless it is the candidate of
+        a rollout. Raises what `prepare` raises, and EngineError."""
+        if self.is_candidate(target):
+            model = await self._start(target)
+            name = f"{model.name} version {target.version}"
+            return EngineModel(target, Version(model, Series(self._metrics, model, name)), self)
         async with self.room.starting(target.name):
-            model = await self._load(target)
+            model = await self._start(target)
+            try:
+                serving = await self._serve(target, model)
+            except BaseException:
+                await model.client.close()
+                raise
             own = target.settings.keep_alive
-            model.serving.keep_alive = self._keep_alive if own is None else own
-            self.room.add(target.name, model.serving)
-            return model
+            serving.keep_alive = self._keep_alive if own is None else own
+            served = EngineModel(target, serving.version, self)
+            served.serve(serving)
+            self.room.add(target.name, serving)
+            return served
 
-    async def _load(self, target: Target) -> EngineModel:
-        assert self.registry is not None
+    async def _start(self, target: Target) -> ServedModel:
         prepared = await asyncio.to_thread(self._prepare, target)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
-        client = await self._turns.start_engine(prepared, check, target.settings.weight)
+        client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
             costs = cost_model(prepared, prepared.hardware)
-            model = await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
-            serving = next((each for each in self.registry.all if each.model.name == model.name), None)
-            self.budgets.add(client, prepared.resolved.engine)
-            if serving is not None:
-                while serving.versions.before is not None:  # its last requests
-                    await asyncio.sleep(0.1)
-                serving.exchange(model)
-            else:
-                serving = Serving(
-                    model, self._metrics, self._drain_timeout, room=partial(self.room.starting, target.name)
-                )
-                self.registry.add(serving)
+            return await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
         except BaseException:
             await client.close()
             raise
-        return EngineModel(target.name, serving, client, self.registry, self._metrics, self.room)
 
-    def _prepare(self, target: Target) -> Any:
-        settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
-        if unknown := settings.keys() - _ALLOWED:
-            name = min(unknown)
-            why = "it is a setting of the server" if name in SETTINGS else "there is no such setting"
-            raise LoadFailed(f"settings has {name}: {why}; leave it out")
-        where = target.settings.model or str(_model_path(target.folder))
-        values = {**self._flags, "served_model_name": target.name, **settings, "state_dir": "none"}
-        source = f"model.yaml of {target.name}"
-        given = read_given(where, {name: _text(value) for name, value in values.items()}, source)
-        hardware = detect_device(given.settings.device)
-        if self._memory is None:
-            self._memory = hardware.memory_available
-        share = machine_share(hardware, self._engines, self._memory)
-        return self._turns.prepare(find_given(given), share, self._engines)
+    async def _serve(self, target: Target, model: ServedModel) -> Serving:
+        """Gives new requests this version."""
+        serving = next((each for each in self.registry.all if each.model.name == model.name), None)
+        if serving is not None:
+            while serving.versions.before is not None:  # its last requests
+                await asyncio.sleep(0.1)
+            serving.exchange(model)
+            return serving
+        room = partial(self.room.starting, target.name)
+        serving = Serving(model, self._metrics, self._drain_timeout, room=room)
+        self.registry.add(serving)
+        return serving
+
+    def _prepare(self, target: Target) -> PreparedModel:
+        found = find_language_model(target, self._flags)
+        return self._shares.prepare(found, detect_device(found.given.settings.device))
+
+
+def find_language_model(target: Target, flags: Flags) -> FoundModel:
+    """Finds the model of a repository and its settings. `flags` are those of the command line. Raises LoadFailed, and
+    what `find_given` raises."""
+    settings = {name.replace("-", "_"): value for name, value in target.settings.settings.items()}
+    if unknown := settings.keys() - _ALLOWED:
+        name = min(unknown)
+        why = "it is a setting of the server" if name in SETTINGS else "there is no such setting"
+        raise LoadFailed(f"settings has {name}: {why}; leave it out")
+    where = target.settings.model or str(_model_path(target.folder))
+    values = {name: value for name, value in flags.items() if name in _ALLOWED}
+    values |= {"served_model_name": target.name, **settings, "state_dir": "none"}
+    source = f"model.yaml of {target.name}"
+    return find_given(read_given(where, {name: _text(value) for name, value in values.items()}, source))
 
 
 class ServedRepository:
     """What `penstock serve --repository` adds to a server."""
 
     def __init__(
-        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, turns: ProcessorTurns
+        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, shares: EngineShares
     ) -> None:
-        """`served` is the model on the command line, if there is one, which also takes `turns`. Raises ConfigError."""
+        """`served` is the model on the command line, if there is one, which also has one of the `shares`. Raises
+        ConfigError."""
         self._names, self._on_demand = server.load_model, frozenset[str]()
-        path = Path(server.repository)
+        self._loader, self._budgets = LanguageModelLoader(flags, metrics, server, shares), shares.budgets
+        path, taken = Path(server.repository), () if served is None else served.model.names
         try:
-            languages = language_models(path)
-            engines = engines_at_once(languages, server.max_loaded) + (served is not None)
-            self._loader = LanguageModelLoader(flags, metrics, server, engines, turns)
-            self.budgets = self._loader.budgets
-            taken = () if served is None else served.model.names
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -180,10 +196,14 @@ class ServedRepository:
         memory = None if server.client_shared_memory is None else ClientMemory(server.client_shared_memory)
         self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository, memory=memory)
         if server.max_loaded is not None:
-            self._on_demand = languages
+            self._on_demand = shares.languages
             self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
-        self._requests = LocalRequests(self.registry, RequestLimits.of(server), server.seed)
-        metrics.registry.register(RepositoryMetrics(self.repository.ready, self.repository.rollouts))
+        rollouts, limits = self.repository.rollouts, RequestLimits.of(server)
+        self._loader.is_candidate = lambda target: rollouts.candidate(target.name) == target.version
+        later = limits.max_priority + LATER_PRIORITY
+        self._loader.copies = lambda version: LocalRequests(self.registry, limits, None, later, version=version)
+        self._requests = LocalRequests(self.registry, limits, server.seed)
+        metrics.registry.register(RepositoryMetrics(self.repository.ready, rollouts))
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -198,7 +218,7 @@ class ServedRepository:
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
         self._following = [
             asyncio.create_task(self.repository.follow()),
-            asyncio.create_task(self.budgets.follow()),
+            asyncio.create_task(self._budgets.follow()),
         ]
 
     def _absent(self) -> Collection[str]:

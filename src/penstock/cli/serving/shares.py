@@ -2,19 +2,18 @@
 
 import contextlib
 import os
-from collections.abc import Collection
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.config import Hardware, detect_hardware
+from penstock.cli.serving.kv_budgets import KVBudgets
+from penstock.config import ConfigError, Hardware, detect_hardware
 from penstock.config.engine import LEASE_BYTES, LEASE_PLACES, LeasePlace
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
 from penstock.kernels.native.loader import instruction_sets
-from penstock.messages import EngineClient
 from penstock.messages.tensors import LoadFailed
 from penstock.prepare.engine import verified
 from penstock.prepare.model import FoundModel, PreparedModel, prepare_found
@@ -23,8 +22,11 @@ from penstock.weights.manifest import ManifestCheck
 
 
 def language_models(path: Path) -> frozenset[str]:
-    """Returns the names of the language models in a repository. Raises ValueError if there is no such folder."""
-    folder = Folder(path)
+    """Returns the names of the language models in a repository. Raises ConfigError if there is no such folder."""
+    try:
+        folder = Folder(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     found = set()
     for name in folder.names():
         with contextlib.suppress(LoadFailed):  # loading it gives the error
@@ -33,35 +35,41 @@ def language_models(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def engines_at_once(languages: Collection[str], max_loaded: int | None) -> int:
-    """Returns how many of a repository's language models have an engine at a time."""
-    return min(len(languages), max_loaded or len(languages))
+class EngineShares:
+    """Divides a server's machine among the engines of its language models. Engines on the CPU take turns on all
+    processors, by a segment of memory, and memory moves between their KV caches. Engines on a GPU, engines with ranks,
+    and those without native kernels have fixed shares."""
 
-
-class ProcessorTurns:
-    """The segment of memory in which the engines of a server take turns on all processors. Engines on a GPU, engines
-    with ranks, and those without native kernels take no part."""
-
-    def __init__(self) -> None:
-        """Called before the threads of this process are kept off a processor."""
+    def __init__(self, repository: Path, max_loaded: int | None, *, beside: bool = False) -> None:
+        """The language models of a `repository` share the machine, at most `max_loaded` at a time; with `beside`, and
+        the model on the command line. Called before the threads of this process are kept off a processor. Raises
+        ConfigError."""
+        self.languages = language_models(repository)
+        self.at_once = max(min(len(self.languages), max_loaded or len(self.languages)) + beside, 1)
+        self._memory: int | None = None  # that was available at the first start
+        self.budgets = KVBudgets()
         self.processors, self._cores = os.sched_getaffinity(0), detect_hardware().cores
         self._segment = os.memfd_create("penstock-step-lease")
         os.ftruncate(self._segment, LEASE_BYTES)
-        self._engines: dict[int, EngineClient | None] = {}  # by place; None: it is being started
+        self._engines: dict[int, StreamingClient | None] = {}  # by place; None: it is being started
 
-    def prepare(self, found: FoundModel, share: Hardware, engines: int) -> PreparedModel:
-        """Resolves the settings of a model for a share of the machine, of as many as there are `engines`. If it takes
-        turns, it gets all processors, and its KV cache may grow into the shares of others, unless the settings give its
-        size or a disk tier. Raises what `prepare_found` raises."""
+    def prepare(self, found: FoundModel, hardware: Hardware) -> PreparedModel:
+        """Resolves the settings of a model for its share of the machine, of which `hardware` is available now. If it
+        takes turns, it gets all processors, and its KV cache may grow into the shares of others, unless the settings
+        give its size or a disk tier. Raises what `prepare_found` raises."""
+        if self._memory is None:
+            self._memory = hardware.memory_available
+        share = machine_share(hardware, self.at_once, self._memory)
         prepared = prepare_found(found, share)
         if not _takes_turns(prepared):
             return prepared
         prepared = prepare_found(found, msgspec.structs.replace(share, cores=self._cores))
         # Else the engine would take its KV cache from all memory that is available when it starts.
         kv_bytes = prepared.resolved.memory.kv_bytes
-        engine = prepared.resolved.engine
-        fixed = engine.kv_cache_bytes is not None or engine.kv_disk != ""
-        return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * engines)
+        fixed = found.given.sources.keys() & {"kv_cache_memory", "kv_disk"}
+        return _with_engine(
+            prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * self.at_once
+        )
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
         """Gives the engine of a model its place. `started` must follow, as in `start_engine`. Raises LoadFailed if
@@ -76,8 +84,8 @@ class ProcessorTurns:
         return _with_engine(prepared, lease=lease)
 
     async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
-        """Starts the engine of a model in a place of its own. Returns its client when it has computed a token. Raises
-        LoadFailed if there is no place, and what `verified` raises."""
+        """Starts the engine of a model, with its place and its budget. Returns its client when it has computed a
+        token. Raises LoadFailed if there is no place, and what `verified` raises."""
         prepared, client = self.enter(prepared, weight), None
         try:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self.processors), check)
@@ -85,14 +93,16 @@ class ProcessorTurns:
         finally:
             self.started(prepared, client)
 
-    def started(self, prepared: PreparedModel, client: EngineClient | None) -> None:
+    def started(self, prepared: PreparedModel, client: StreamingClient | None) -> None:
         """Notes the engine that has the place of a model; None: it did not start. The place is free when the engine has
         ended for good."""
         if (lease := prepared.resolved.engine.lease) is None:
             return
-        self._engines[lease.place] = client
         if client is None:
             del self._engines[lease.place]
+        else:
+            self._engines[lease.place] = client
+            self.budgets.add(client, prepared.resolved.engine)
 
     def _is_free(self, place: int) -> bool:
         client = self._engines.get(place)

@@ -6,7 +6,6 @@ import msgspec
 
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.http.asgi import first_value
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
@@ -22,7 +21,6 @@ from penstock.frontend.requests.sampling import (
 from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
-SESSION = b"x-session-id"  # requests with one id get one version during a rollout
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
 _decoder = msgspec.json.Decoder(GenerateFields)
 
@@ -50,9 +48,8 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
 
 def one_shot_model(context: RequestContext) -> TensorModel | None:
     """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
-    session = (first_value(context.headers, SESSION) or b"")[:256].decode("latin-1")
-    key = f"{context.tenant} {session}" if session else ""
-    return find_one_shot(context.models.tensors, context.path["model"], context.path.get("version", ""), key)
+    version = context.path.get("version", "")
+    return find_one_shot(context.models.tensors, context.path["model"], version, context.session_key)
 
 
 def find_one_shot(models: TensorModels | None, name: str, version: str, key: str = "") -> TensorModel | None:

@@ -1,4 +1,4 @@
-"""Routes about rollouts: new versions of one-shot models that take over step by step."""
+"""Routes about rollouts: new versions of models that take over step by step."""
 
 from typing import Annotated, Any, Literal
 

@@ -47,6 +47,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     context = await context.for_model(fields.model)
+    context.compare("/v1/chat/completions", fields.model, body)
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
     source = read_grammar(fields)

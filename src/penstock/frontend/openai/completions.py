@@ -37,6 +37,7 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     context = await context.for_model(fields.model)
+    context.compare("/v1/completions", fields.model, body)
     options = read_options(fields, context.limits)
     if fields.suffix:
         options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(context.model))

@@ -1,6 +1,7 @@
 """GET /server_info, /server_load and /tenant_usage: what the pages show of the server."""
 
 import time
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -22,8 +23,9 @@ _LIMITS = (
 
 
 async def show_server(body: bytes, context: RequestContext) -> bytes:
-    """Answers with the default model's names and defaults of sampling parameters, and with ranges and limits."""
-    model, limits = (await context.for_model(None)).model, context.limits
+    """Answers with the names of a model, ?model= or the default one, its defaults of sampling parameters, and with
+    ranges and limits."""
+    model, limits = (await context.for_model(_named(context))).model, context.limits
     info = model.client.info
     return orjson.dumps(
         {
@@ -52,7 +54,7 @@ async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
     if context.siblings is not None:
         return await context.siblings.load()
-    return load_of((await context.for_model(None)).metrics)
+    return load_of((await context.for_model(_named(context))).metrics)
 
 
 async def show_usage(body: bytes, context: RequestContext) -> bytes:
@@ -63,6 +65,10 @@ async def show_usage(body: bytes, context: RequestContext) -> bytes:
     since = (time.time() // 3600 - HOURS + 1) * 3600
     rows = await context.account.usage(since)
     return orjson.dumps({"since": since, "currency": context.account.grant.file.currency, "rows": rows})
+
+
+def _named(context: RequestContext) -> str | None:
+    return dict(parse_qsl(context.query.decode("latin-1"))).get("model")
 
 
 def load_of(metrics: ModelMetrics) -> bytes:

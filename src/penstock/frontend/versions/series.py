@@ -78,10 +78,11 @@ class Engines:
 class Series:
     """The metrics under one model name, and the engines of its versions."""
 
-    def __init__(self, metrics: Metrics, model: Model) -> None:
+    def __init__(self, metrics: Metrics, model: Model, name: str | None = None) -> None:
+        """Under `name`; None: under that of the model."""
         self._metrics = metrics
         self.engines = Engines(model.client)
-        self.of_model = metrics.model(model.name, self.engines, model.costs)
+        self.of_model = metrics.model(name or model.name, self.engines, model.costs)
         self.of_model.fingerprint = model.fingerprint
 
     def after(self, model: Model) -> "Series":
@@ -93,8 +94,12 @@ class Series:
         self.of_model.fingerprint = model.fingerprint
         return self
 
+    def forget(self) -> None:
+        """Removes the series from the metrics."""
+        self._metrics.forget(self.of_model.name)
+
     def ended(self, client: EngineClient, now: "Series") -> None:
         """Removes the engine of a version that has ended. `now` is the series of the version that is served."""
         self.engines.remove(client)
         if now is not self:
-            self._metrics.forget(self.of_model.name)
+            self.forget()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Protocol
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
@@ -55,6 +56,18 @@ class Version:
             self.model.close()
 
 
+class VersionRollout(Protocol):
+    """Gives a candidate some of the requests of a model, and compares its answers."""
+
+    def pick(self, key: str) -> Version | None:
+        """Returns the candidate if a request gets it. Requests with one `key` stay on a version; "": by chance."""
+        ...
+
+    def compare(self, path: str, body: bytes) -> None:
+        """Compares what both versions answer to a request of OpenAI's wire. Returns at once."""
+        ...
+
+
 class Serving:
     """One served model: the version that new requests get, and changes of it. Used from one event loop.
 
@@ -74,6 +87,7 @@ class Serving:
         self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
         self.room = room
+        self.rollout: VersionRollout | None = None
         self.keep_alive: float | None = None  # seconds without a request after which the engine sleeps; None: never
         self._stay: float | None = None  # the same, as the last request wishes
         self._waking: asyncio.Task[None] | None = None
@@ -111,16 +125,18 @@ class Serving:
         """True while a reload holds new requests back."""
         return self._gate is not None
 
-    async def enter(self) -> Version:
-        """Returns the version for a new request, which must call its `leave`. Blocks while a reload holds requests
-        back, and while the engine waits for room. Raises EngineError if it does not start then."""
+    async def enter(self, key: str = "") -> Version:
+        """Returns the version for a new request, which must call its `leave`. `key`: see VersionRollout. Blocks while a
+        reload holds requests back, and while the engine waits for room. Raises EngineError if it does not start
+        then."""
         while not self.ready:
             if self._gate is not None:
                 await self._gate.wait()
             else:
                 await self._wake_in_room()
         self._stay = None
-        return self.version.enter()
+        candidate = None if self.rollout is None else self.rollout.pick(key)
+        return (candidate or self.version).enter()
 
     def stay(self, seconds: float) -> None:
         """Lets the engine sleep after so many seconds without a request, until the next one; negative: never. Without
@@ -157,6 +173,14 @@ class Serving:
     def exchange(self, model: ServedModel) -> None:
         """See Reloadable."""
         self.versions.exchange(Version(model, self.version.series.after(model)))
+
+    def promote(self, candidate: Version) -> None:
+        """Makes the candidate of a rollout the version for new requests. The old version ends as after a reload."""
+        series = candidate.series
+        candidate.series = self.version.series.after(candidate.model)
+        candidate.metrics = candidate.series.of_model
+        self.versions.exchange(candidate)
+        series.forget()
 
     # -- sleep ------------------------------------------------------------------------------------------------
 

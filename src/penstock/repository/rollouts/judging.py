@@ -9,6 +9,7 @@ import numpy as np
 from penstock.messages import RequestRejected
 from penstock.messages.arrays import read_array
 from penstock.messages.tensors import Tensor
+from penstock.repository.rollouts.decision import TOLERANCES
 
 MAX_RANKED = 10_000  # entries of a label for ndcg
 _MOST_LOSS = 10.0  # of log_loss; a probability of 0.00005
@@ -126,7 +127,8 @@ def _ndcg(scores: Any, label: Any) -> float:
 
 MEASURES: Mapping[str, Callable[[Any, Any], float]] = {"brier": _brier, "log_loss": _log_loss, "ndcg": _ndcg}
 WITH_LABELS = (*MEASURES, "auc")
-JUDGES = (*WITHOUT_LABELS, *WITH_LABELS)
+# What judges tolerate by default. 0: they are used if the rules name them.
+JUDGES: Mapping[str, float] = {**dict.fromkeys((*WITHOUT_LABELS, *WITH_LABELS), 0.0), **TOLERANCES}
 
 
 def _rows(tensor: Tensor) -> Any:

@@ -23,6 +23,7 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
     rules: RolloutRules
     state: RolloutState
     evidence: dict[str, ConfidenceSequence]
+    prepared: bool = False  # the golden set has run
 
     @property
     def share(self) -> int:

@@ -4,18 +4,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.messages.tensors import LoadFailed, TensorModel
 from penstock.repository.rollouts.decision import RolloutRules, RolloutState, Status
-from penstock.repository.rollouts.judging import JUDGES
 from penstock.repository.rollouts.record import RolloutRecord, RolloutRecords
-from penstock.repository.rollouts.rollout import Rollout
+from penstock.repository.rollouts.rollout import ComparedModel, Comparison, Rollout
 
 SAVE_SECONDS = 10.0  # between saves of the evidence
 _log = logging.getLogger("penstock.repository")
+
+
+class _OpenRollout(NamedTuple):
+    rollout: Rollout
+    comparison: Comparison
 
 
 class RepositoryRollouts:
@@ -24,23 +28,29 @@ class RepositoryRollouts:
     def __init__(
         self,
         folder: Path,
-        ready: Callable[[str], Mapping[int, tuple[str, TensorModel]]],
+        ready: Callable[[str], Mapping[int, tuple[str, ComparedModel]]],
         load: Callable[[str], Awaitable[None]],
     ) -> None:
         """`ready` returns the digest and the model of each version that is ready. `load` makes the versions of a model
         ready that `versions` names. Raises ValueError if the rollouts that are stored cannot be read."""
         self._records = RolloutRecords(folder)
         self._ready, self._load = ready, load
-        self._running: dict[str, Rollout] = {}
+        self._running: dict[str, _OpenRollout] = {}
         self._ended: set[str] = set()  # rollouts whose other version is still there
         self._saved = time.monotonic()
 
     # -- the repository ---------------------------------------------------------------------------------------------
 
     def pick(self, name: str, key: str) -> TensorModel | None:
-        """Returns the version for a request; None if the model has no rollout. See `Rollout.pick`."""
-        rollout = self._running.get(name)
-        return None if rollout is None else rollout.pick(key)
+        """Returns the version for a request; None if the model has no rollout, or is a language model. See
+        `Rollout.takes`."""
+        running = self._running.get(name)
+        return None if running is None else running.comparison.arm(running.rollout.takes(key))
+
+    def candidate(self, name: str) -> int | None:
+        """Returns the version that has yet to take over; None if there is none."""
+        record = self._records.records.get(name)
+        return None if record is None or not record.state.is_open else record.candidate
 
     def versions(self, name: str, there: list[int]) -> tuple[int, ...]:
         """Returns the versions to load; () if the settings of the model decide."""
@@ -56,25 +66,29 @@ class RepositoryRollouts:
         if record.incumbent not in ready or record.candidate not in ready:
             return
         (old, incumbent), (new, candidate) = ready[record.incumbent], ready[record.candidate]
-        rollout = self._running[name] = Rollout(record, incumbent, candidate, self._changed)
+        rollout = Rollout(record, self._changed)
+        self._running[name] = _OpenRollout(rollout, incumbent.compare(rollout, candidate))
         if record.digests not in (("", ""), (old, new)):
             self._end(rollout, "aborted", "the files of a version have changed")
         record.digests = old, new
 
     async def leave(self, name: str) -> None:
         """Ends the comparisons of a model that is unloaded. The rollout goes on when it is loaded again."""
-        rollout = self._running.pop(name, None)
-        if rollout is not None:
-            await rollout.close()
+        running = self._running.pop(name, None)
+        if running is not None:
+            await running.rollout.close()
 
     async def look(self) -> None:
         """Decides by the time that has passed, and unloads the version that has lost. Called once a second."""
-        for rollout in self._running.values():
-            rollout.look()
+        for running in self._running.values():
+            running.rollout.look()
         if self._running and time.monotonic() > self._saved + SAVE_SECONDS:
             self._save()
         while self._ended:
             name = self._ended.pop()
+            if name in self._running:
+                rollout, comparison = self._running[name]
+                comparison.end(promoted=rollout.record.state.status == "promoted")
             try:
                 await self._load(name)
             except LoadFailed as error:
@@ -96,15 +110,17 @@ class RepositoryRollouts:
             raise LoadFailed(str(error)) from None
         ready = self._ready(name)
         if not ready:
-            raise LoadFailed(f"model {name!r} is not ready, or no one-shot model: only these have rollouts")
+            raise LoadFailed(f"model {name!r} is not ready, or of a kind that has no rollouts: a pipeline")
         if name in self._running:
-            raise LoadFailed(
-                f"model {name!r} has a rollout of version {self._running[name].record.candidate}; abort it first"
-            )
+            other = self._running[name].rollout.record.candidate
+            raise LoadFailed(f"model {name!r} has a rollout of version {other}; abort it first")
         if candidate == (incumbent := max(ready)):
             raise LoadFailed(f"version {candidate} of {name!r} serves already; name another one as the candidate")
-        if unknown := set(found.tolerances) - set(JUDGES):
-            raise LoadFailed(f"there is no judge {min(unknown)!r:.60}; there are {', '.join(JUDGES)}")
+        judges = ready[incumbent][1].judges
+        if "tolerances" not in rules:
+            found = msgspec.structs.replace(found, tolerances={name: judges[name] for name in judges if judges[name]})
+        if unknown := set(found.tolerances) - set(judges):
+            raise LoadFailed(f"there is no judge {min(unknown)!r:.60} for it; there are {', '.join(judges)}")
         records, before = self._records.records, self._records.records.get(name)
         state = RolloutState(since=time.time())
         records[name] = RolloutRecord(
@@ -126,9 +142,10 @@ class RepositoryRollouts:
 
     def steer(self, name: str, what: str) -> None:
         """See Rollouts."""
-        rollout = self._running.get(name)
-        if rollout is None or not rollout.record.state.is_open:
+        running = self._running.get(name)
+        if running is None or not running.rollout.record.state.is_open:
             raise LoadFailed(f"model {name!r} has no rollout that runs")
+        rollout = running.rollout
         state = rollout.record.state
         if what == "abort":
             self._end(rollout, "aborted", "by the operator")
@@ -139,8 +156,8 @@ class RepositoryRollouts:
 
     def label(self, name: str, request_id: str, label: Any) -> bool:
         """See Rollouts."""
-        rollout = self._running.get(name)
-        return rollout is not None and rollout.label(request_id, label)
+        running = self._running.get(name)
+        return running is not None and running.comparison.label(request_id, label)
 
     def show(self) -> list[dict[str, Any]]:
         """See Rollouts."""

@@ -1,9 +1,10 @@
 // The dashboard: reads /server_load every second while it can be seen, and shows the last five minutes.
 import { Component, html, render, useEffect, useRef, useState } from "../vendor/preact.js";
-import { fetchJSON } from "../shared/api.js";
+import { fetchJSON, fetchModels } from "../shared/api.js";
 import { formatCount, formatSeconds, Header, Icon, KeyDialog } from "../shared/shell.js";
 import { Chart } from "./chart.js";
 import { History } from "./history.js";
+import { Rollouts, useRollouts } from "./rollouts.js";
 import { Tenants, useTenants } from "./tenants.js";
 
 const PERIOD = 1000; // milliseconds between two reads
@@ -13,6 +14,7 @@ const LATE = 5000; // after an error
 class Reader {
   constructor(onChange) {
     this.history = new History();
+    this.model = ""; // the one whose figures are read; "": the default one
     this.problem = "";
     this.keyNeeded = false;
     this.onChange = onChange;
@@ -24,7 +26,9 @@ class Reader {
     clearTimeout(this.timer);
     if (document.hidden || this.keyNeeded) return;
     try {
-      this.history.add(await fetchJSON("/server_load"));
+      const { model } = this;
+      const load = await fetchJSON(model ? `/server_load?model=${encodeURIComponent(model)}` : "/server_load");
+      if (model === this.model) this.history.add(load);
       this.problem = "";
     } catch (error) {
       this.keyNeeded = error.status === 401;
@@ -33,6 +37,12 @@ class Reader {
     this.onChange();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.read(), this.problem ? LATE : PERIOD);
+  }
+
+  choose(model) {
+    this.model = model;
+    this.history = new History();
+    this.read();
   }
 }
 
@@ -123,7 +133,15 @@ function App() {
   const [, draw] = useState(0);
   const [model, setModel] = useState("");
   const reader = useRef();
-  const connect = () => void fetchJSON("/server_info").then((server) => setModel(server.model), () => undefined);
+  const [models, setModels] = useState([]);
+  const connect = () => {
+    fetchModels().then((found) => (setModels(found), setModel((before) => before || found[0])), () => undefined);
+    fetchJSON("/server_info").then((server) => setModel(server.model), () => undefined);
+  };
+  const choose = (name) => {
+    setModel(name);
+    reader.current.choose(name);
+  };
   useEffect(() => {
     reader.current = new Reader(() => draw((count) => count + 1));
     connect();
@@ -135,14 +153,16 @@ function App() {
   };
   const { history, problem, keyNeeded } = reader.current ?? {};
   const usage = useTenants(keyNeeded);
+  const rollouts = useRollouts(keyNeeded);
   const state = problem ? "unreachable" : (history?.now?.state ?? "connecting");
   const words = { ready: "Serving", restarting: "The engine is started again", asleep: "Asleep: a request wakes it", ended: "The engine has ended", unreachable: "No answer", connecting: "Connecting" };
-  return html`<${Header} model=${model} />
+  return html`<${Header} model=${model} models=${models} onModel=${choose} />
     <main>
       <div class="heading"><h1>Dashboard</h1><span class="state ${state}"><i></i><span role="status">${words[state]}</span></span>
         ${history?.now?.restarts > 0 && html`<span class="state">${history.now.restarts} engine restarts</span>`}</div>
       ${problem && !keyNeeded && html`<div class="problem" role="alert"><${Icon} name="warn" /> ${problem}</div>`}
       ${history?.now && html`<${Board} history=${history} usage=${usage} />`}
+      ${rollouts.length > 0 && html`<div class="panels rollouts"><${Rollouts} rollouts=${rollouts} Panel=${Panel} /></div>`}
     </main>
     ${keyNeeded && html`<${KeyDialog} onDone=${keyed} />`}`;
 }

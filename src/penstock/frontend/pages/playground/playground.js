@@ -1,6 +1,6 @@
 // The playground: holds the conversations, sends requests, and lays the page out.
 import { html, render, useEffect, useRef, useState } from "../vendor/preact.js";
-import { fetchJSON } from "../shared/api.js";
+import { fetchModels, fetchServer } from "../shared/api.js";
 import { Header, KeyDialog, Tool, useStored } from "../shared/shell.js";
 import { Boundary } from "./boundary.js";
 import { Completion } from "./completion.js";
@@ -37,15 +37,17 @@ class Playground {
     this.removed = null;
     this.keyNeeded = false;
     this.server = null;
+    this.models = [];
   }
 
   get conversation() {
     return this.conversations.find((one) => one.id === this.id) ?? this.conversations[0];
   }
 
-  async connect() {
+  async connect(name = this.server?.model) {
     try {
-      this.server = await fetchJSON("/server_info");
+      this.models = await fetchModels();
+      this.server = await fetchServer(name, this.models);
       this.notice = "";
       if (!this.server.chat && !this.conversation.messages.length) this.conversation.mode = "completion";
     } catch (error) {
@@ -205,6 +207,7 @@ class Playground {
     }
     if (message?.live === running.live) message.live = null;
     if (this.running === running) this.running = null;
+    if (this.server?.absent) this.connect(); // the request has loaded it
     this.said = versions[0].error ? "The answer failed" : `Answer complete, ${versions[0].stats.output ?? 0} tokens`;
     this.changed();
   }
@@ -351,7 +354,7 @@ function App() {
   const embeds = Boolean(play.server?.embeddings);
   const shown = !embeds && (wide(1000) ? settings : drawer);
   return html`<div class="app">
-    <${Header} model=${play.server?.model} start=${!embeds && html`<${Tool} icon="menu" label="Conversations" aria-expanded=${sidebar} onClick=${() => setSidebar(!sidebar)} />`}>
+    <${Header} model=${play.server?.model} models=${play.models} onModel=${(name) => play.connect(name)} start=${!embeds && html`<${Tool} icon="menu" label="Conversations" aria-expanded=${sidebar} onClick=${() => setSidebar(!sidebar)} />`}>
       ${!embeds && html`<${Tool} class="tool optional" icon="code" label="Copy as code (Alt+C)" onClick=${() => setDialog("code")} />
       <${Tool} class="tool optional" icon="question" label="Keyboard shortcuts (?)" onClick=${() => setDialog("help")} />
       <${Tool} icon="sliders" label="Settings (Alt+S)" aria-pressed=${shown} onClick=${toggleSettings} />`}

@@ -52,6 +52,22 @@ export async function fetchJSON(path, options) {
   return (await send(path, options)).json();
 }
 
+// The names of the server's models, loaded or not, without aliases.
+export async function fetchModels() {
+  return (await fetchJSON("/v1/models")).data.filter(({ id, root }) => id === root).map(({ id }) => id);
+}
+
+// The facts of a model, by default of the first one. One that is loaded by its first request has only its name.
+export async function fetchServer(name, models) {
+  try {
+    return await fetchJSON(name ? `/server_info?model=${encodeURIComponent(name)}` : "/server_info");
+  } catch (error) {
+    const model = name || models[0];
+    if (error.status !== 404 || !models.includes(model)) throw error;
+    return { model, absent: true, chat: true, tools: true, reasoning: false, embeddings: false, aliases: [], defaults: {}, ranges: {}, limits: {} };
+  }
+}
+
 // The events of a stream, parsed. An error event is thrown.
 export async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

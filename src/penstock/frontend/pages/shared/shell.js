@@ -94,7 +94,8 @@ const PAGES = [
   ["/docs", "API"],
 ];
 
-export function Header({ model, children, start }) {
+// With several `models`, one is chosen, which `onModel` gets.
+export function Header({ model, models = [], onModel, children, start }) {
   return html`<header class="top">
     ${start}
     <a class="brand" href="/" aria-label="Penstock playground">
@@ -107,7 +108,9 @@ export function Header({ model, children, start }) {
       ${PAGES.map(([path, name]) => html`<a href=${path} aria-current=${path === location.pathname ? "page" : null}>${name}</a>`)}
     </nav>
     <div class="space"></div>
-    ${model && html`<div class="model" title="The model that is served">${model}</div>`}
+    ${models.length > 1
+      ? html`<select class="model" aria-label="Model" value=${model} onChange=${(event) => onModel(event.target.value)}>${models.map((name) => html`<option value=${name} selected=${name === model}>${name}</option>`)}</select>`
+      : model && html`<div class="model" title="The model that is served">${model}</div>`}
     ${children}<${ThemeButton} />
   </header>`;
 }
