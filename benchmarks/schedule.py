@@ -27,6 +27,7 @@ from penstock.messages import (
     SequenceResult,
     StepPlan,
     StepResult,
+    TenantShare,
     Window,
 )
 from penstock.schedule import Scheduler, SchedulerConfig
@@ -75,6 +76,8 @@ def request(number: int, prompt: int, output: int, rng: random.Random) -> Genera
         prompt_ids=tuple(rng.randrange(VOCABULARY) for _ in range(prompt)),
         sampling=SamplingParams(seed=number, max_tokens=output, eos_token_ids=(VOCABULARY,)),
         arrival=1.0 + number,
+        tenant=f"t{number % 2}",
+        share=TenantShare(),
     )
 
 
@@ -85,7 +88,7 @@ def conversation_request(number: int, rng: random.Random) -> GenerateRequest:
     return request(number, prompt, output, rng)
 
 
-def scheduler_for(running: int, windows: tuple[int, ...], depth: int) -> Scheduler:
+def scheduler_for(running: int, windows: tuple[int, ...], depth: int, tenants: bool) -> Scheduler:
     """A scheduler with enough blocks that no sequence is preempted."""
     blocks = 1 + running * MAX_MODEL_LEN // BLOCK_SIZE
     groups = tuple(KVGroup(blocks, Window(window)) for window in windows)
@@ -93,14 +96,17 @@ def scheduler_for(running: int, windows: tuple[int, ...], depth: int) -> Schedul
         max_num_seqs=running,
         max_num_batched_tokens=max(2048, running),
         max_model_len=MAX_MODEL_LEN,
+        tenants=tenants,
     )
     return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, Identity("benchmark"), vocab_size=1 << 20))
 
 
-def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int) -> dict[str, float]:
+def decode_time(
+    running: int, steps: int, windows: tuple[int, ...], depth: int, *, tenants: bool = False
+) -> dict[str, float]:
     """Times plan + apply while `running` sequences decode and none starts or ends."""
     rng = random.Random(0)
-    scheduler = scheduler_for(running, windows, depth)
+    scheduler = scheduler_for(running, windows, depth, tenants)
     for number in range(running):
         scheduler.add(request(number, rng.randrange(16, 512), MAX_MODEL_LEN, rng), 1.0)
     outstanding: deque[StepPlan] = deque()
@@ -116,10 +122,10 @@ def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int) 
     return watch.figures()
 
 
-def conversations(running: int, steps: int, windows: tuple[int, ...]) -> dict[str, float]:
+def conversations(running: int, steps: int, windows: tuple[int, ...], *, tenants: bool = False) -> dict[str, float]:
     """Measures waste and plan + apply while requests start and end. The first tenth of the steps is a warm-up."""
     rng = random.Random(1)
-    scheduler = scheduler_for(running, windows, 1)
+    scheduler = scheduler_for(running, windows, 1, tenants)
     watch = Stopwatch()
     computed: dict[int, int] = {}  # by sequence
     waste: list[float] = []
@@ -157,7 +163,9 @@ def main() -> None:
         ("decode, full and window groups", (0, 512), 1),
     ):
         rows.append({"case": name, **decode_time(args.running, args.steps, windows, depth)})
+    rows.append({"case": "decode, two tenants", **decode_time(args.running, args.steps, (0,), 1, tenants=True)})
     rows.append({"case": "conversations", **conversations(args.running, args.steps, (0,))})
+    rows.append({"case": "conversations, two tenants", **conversations(args.running, args.steps, (0,), tenants=True)})
     write({"benchmark": "schedule", "running": args.running, "block_size": BLOCK_SIZE, "rows": rows}, args.json)
 
 

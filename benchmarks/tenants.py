@@ -8,10 +8,13 @@ tenants file: first come, first served. Clients of the heavy tenant, and the two
 request as soon as they have an answer. With `--light second` the light tenant sends one request a second instead, and
 the heavy tenant's requests are of a class for batches, which leaves two places free and gets few prompt tokens in a
 step. `allowed` is what the light tenant may feel at most: twice (with classes 1.5 times) its P99 alone, and one step.
-Clients of the heavy tenant are in a process with the lowest priority. `computed` are tokens that the engine computed
-for a token of output: what preemptions cost, whatever else the machine does. The parts of the light tenant's time are
-from the server's ledger: the queue, until the first step; the rest within the server; and the rest until the client has
-it.
+Clients of the heavy tenant are in a process with the lowest priority. Outputs have 12 to 36 tokens: with outputs of one
+length, sequences start and end together, and most steps have no prompt. The parts of the light tenant's time are from
+the server's ledger: the queue, until the first step; the rest within the server; and the rest until the client has it.
+
+Counts compare the work of the cases whatever else the machine does: `out_step` are tokens of output for a step,
+`computed` tokens that the engine computed for one of these, `step_cpu` the engine's CPU seconds for a step, `api_cpu`
+those of the API process for a request, and `busy` the share of the time in which steps ran.
 """
 
 import asyncio
@@ -42,8 +45,9 @@ from penstock.config.tenants.keys import new_key
 from penstock.weights.packaged import EMBEDDED, SMOLLM2
 
 MODELS = {"python-8m": EMBEDDED, "smollm2-135m": SMOLLM2.name}
-PROMPT, OUTPUT = 96, 24  # tokens
+PROMPT, OUTPUT = 96, (12, 36)  # tokens, and the fewest and most of an output
 CASES = ("alone", "shared", "first come")
+MEDIANS = ("step", "step_cpu", "out_step", "busy", "computed", "api_cpu", "preempted")
 SETTLING = 3.0  # seconds of load before the light tenant begins to count
 Figures = dict[str, Any]
 
@@ -75,7 +79,7 @@ class Clients:
     async def send(self) -> None:
         body = {
             "prompt": [self._random.randrange(100, 1000) for _ in range(PROMPT)],
-            "max_tokens": OUTPUT,
+            "max_tokens": self._random.randint(*OUTPUT),
             "ignore_eos": True,
             "stream": True,
             "logit_bias": {"500": 100.0},  # a token that is text
@@ -99,11 +103,14 @@ class Clients:
 
 
 async def engine_counts(http: aiohttp.ClientSession, server: Server) -> dict[str, float]:
-    """Returns the engine's steps so far, their seconds, the tokens that they computed, and preemptions."""
+    """Returns the engine's counters, and the CPU seconds of the engine and of the API process."""
     async with http.get(server.url + "/metrics") as answer:
         text = await answer.text()
-    names = ("engine_steps", "engine_step_seconds", "engine_computed_tokens", "num_preemptions")
-    return {name: float(re.findall(rf"^penstock_{name}_total{{.*}} (\S+)$", text, re.MULTILINE)[0]) for name in names}
+    names = ("engine_steps", "engine_step_seconds", "engine_computed_tokens", "engine_cpu_seconds")
+    names += ("generation_tokens", "num_preemptions")
+    found = {name: re.findall(rf"^penstock_{name}_total{{.*}} (\S+)$", text, re.MULTILINE) for name in names}
+    found["cpu_seconds"] = re.findall(r"^process_cpu_seconds_total (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, (value,) in found.items()}
 
 
 async def heavy_load(server: Server, key: str, clients: int, seed: int) -> None:
@@ -139,12 +146,16 @@ async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: i
         for name, found in (("light", light.first), ("heavy", many))
     }
     used = {name: after[name] - before[name] for name in before}
-    tokens = OUTPUT * sum(began <= sent + first < ended for sent, first in [*light.first, *many])
+    tokens, answers = used["generation_tokens"], sum(map(len, times.values()))
     return {
         "tok_s": tokens / (ended - began),
-        "step": used["engine_step_seconds"] / max(used["engine_steps"], 1),
+        "step": used["engine_step_seconds"] / used["engine_steps"],
+        "step_cpu": used["engine_cpu_seconds"] / used["engine_steps"],
+        "out_step": tokens / used["engine_steps"],
+        "busy": used["engine_step_seconds"] / (ended - began),
         "computed": used["engine_computed_tokens"] / tokens,
-        "preempted": used["num_preemptions"] / max(len(times["light"]), 1),
+        "api_cpu": used["cpu_seconds"] / answers,
+        "preempted": used["num_preemptions"] / answers,
         "times": times,
         "since": time.time() - (time.monotonic() - began),
     }
@@ -191,7 +202,7 @@ def row_of(case: str, rounds: list[Figures]) -> Figures:
             row[f"{name}p{rank * 100:.0f}"] = round(percentile(values, rank), 4) if values else None
     return row | {
         "p99_rounds": [round(percentile(values, 0.99), 4) for values in first],
-        **{name: round(median(each[name] for each in rounds), 4) for name in ("step", "computed", "preempted")},
+        **{name: round(median(each[name] for each in rounds), 4) for name in MEDIANS},
         "tok_s": round(median(each["tok_s"] for each in rounds)),
         "tok_s_rounds": [round(each["tok_s"]) for each in rounds],
     }
@@ -250,7 +261,8 @@ def main() -> None:
         row["throughput"] = round(row["tok_s"] / rows[-1]["tok_s"], 4)
     columns = [("case", "case"), ("requests", "requests"), ("TTFT P50 s", "p50"), ("P99 s", "p99")]
     columns += [("allowed", "allowed"), ("step s", "step"), ("queue P99", "queue_p99"), ("server P99", "server_p99")]
-    columns += [("tok/s", "tok_s"), ("/ first come", "throughput"), ("computed", "computed")]
+    columns += [("tok/s", "tok_s"), ("/ first come", "throughput"), ("out / step", "out_step")]
+    columns += [("computed", "computed"), ("preempted", "preempted")]
     show_table("A light tenant beside a heavy one", columns, rows)
     if given.plot:
         plot(given.plot, found)

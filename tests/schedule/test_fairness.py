@@ -7,7 +7,7 @@ import pytest
 
 from penstock.messages import GenerateRequest, StepPlan, TenantShare, TokenDelta
 from penstock.schedule import Event, replay
-from penstock.schedule.fairness.fair_queue import ENTRY_TOKENS, FairQueue
+from penstock.schedule.fairness.fair_queue import ENTRY_TOKENS, PRESENT_SECONDS, FairQueue
 from tests.schedule.fair_workloads import STEPS, WORKLOADS, Arrival, arrivals, published_order
 from tests.schedule.policies import GivenOrder
 from tests.schedule.simulated import Simulation, request, simulation
@@ -268,10 +268,13 @@ def test_prompts_of_a_class_have_few_tokens_in_a_step_beside_another_class() -> 
         shared.step()
     for plan in shared.sim.plans[begun:]:
         assert sum(work.count for work in plan.work) <= 1 + 6
-    alone = Shared(blocks=400, max_model_len=128)
-    alone.add("batch", Arrival(0, "t", 60, 4), share=BATCH)
-    alone.step()
-    assert sum(work.count for work in alone.sim.plans[0].work) == 60, "alone it has the whole step"
+    shared.sim.run()
+    for seconds, most in ((PRESENT_SECONDS - 1, 6), (2, 60)):  # since the last sequence of the other class
+        shared.sim.now += seconds
+        shared.add(f"after {seconds}", Arrival(0, "t", 60, 1), share=BATCH)
+        shared.step()
+        assert sum(work.count for work in shared.sim.plans[-1].work) == most
+        shared.sim.run()
 
 
 def test_a_request_that_has_waited_for_the_longest_time_of_its_class_comes_first() -> None:

@@ -254,7 +254,7 @@ def _check_tenants(values: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 f"--tenants ({sources['tenants']}) has the keys of all clients, and --{flag} ({sources[name]}) is "
                 f"given, too; leave --{flag} out, and make keys with penstock tenants add"
             )
-    for name in ("quota_redis", "audit"):
+    for name in ("quota_redis", "request_log", "audit"):
         if values[name] not in ("", "none") and not values["tenants"]:
             flag = name.replace("_", "-")
             value = "(hidden)" if name in SECRET else values[name]

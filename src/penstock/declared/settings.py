@@ -186,6 +186,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 more="[tenants.md](tenants.md#several-servers)"),
         Setting("ledger_days", whole(1, 36500), "Days for which the ledger keeps the requests of tenants", 400,
                 "a year, and time to look at it", more="[ledger.md](ledger.md)"),
+        Setting("request_log", text("FILE"), "File with a JSON line for each request, rotated at 64 MiB", "",
+                "the ledger has the same", words="none", more="[ledger.md](ledger.md#the-request-log)"),
         Setting("audit", choice("none", "on", "required"),
                 "Log who was let in; required refuses requests while that cannot be written", "none",
                 "nothing is logged beside the log itself", more="[audit.md](audit.md)"),

@@ -68,8 +68,8 @@ def check_tenants(server: ServerConfig) -> None:
     if not server.tenants:
         return
     read_tenants(Path(server.tenants))
-    for flag, name in (("--audit-file", server.audit_file), ("--audit-heads", server.audit_heads)):
-        check_file(flag, name or None)
+    for name in ("request_log", "audit_file", "audit_heads"):
+        check_file(f"--{name.replace('_', '-')}", getattr(server, name) or None)
     if server.quota_redis and not server.quota_redis.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError("--quota-redis is (hidden): it is no URL of Redis; write for example redis://127.0.0.1:6379")
     if server.quota_redis and not find_spec("redis"):

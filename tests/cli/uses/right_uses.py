@@ -42,8 +42,8 @@ SERVER = (
 )
 FLEET = "--fleet-key secret --fleet-ca authority.pem"
 TENANTS = (
-    "--tenants tenants.yaml --ledger-days 30 --audit required --audit-file audit.jsonl --audit-heads heads.jsonl "
-    "--audit-key-file audit.key"
+    "--tenants tenants.yaml --ledger-days 30 --request-log requests.log --audit required --audit-file audit.jsonl "
+    "--audit-heads heads.jsonl --audit-key-file audit.key"
 )
 HOST = (  # of an engine alone
     "--served-model-name ours --fleet-key secret --allow-insecure-bind --tls-certificate cert.pem --tls-key key.pem "

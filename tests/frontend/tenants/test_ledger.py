@@ -1,6 +1,7 @@
 """The ledger: what a row has, that rows survive a kill, and that quotas begin with what it says."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.frontend.tenants import request_log
 from penstock.frontend.tenants.ledger import FIELDS, FILE, Ledger, LedgerRow, open_ledger, quota_counters, summary
 from penstock.frontend.tenants.quotas import Quotas, counter_key, window
 from penstock.messages import ComputeUsage, RequestTiming, TokenDelta
@@ -93,6 +95,27 @@ async def test_vectors_and_refused_requests_have_rows_too(tenant_site: Sites) ->
         (200, "", True),
         (429, "rate_limit_exceeded", False),
     ]
+
+
+async def test_the_request_log_has_the_rows_of_the_ledger_and_is_rotated(
+    tenant_site: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(request_log, "BYTES", 1000)
+    site = tenant_site({"a": {}}, config={"request_log": str(tmp_path / "requests.log")})
+    for _ in range(5):
+        assert (await site.ask("a/default")).status_code == 200
+    await site.close()
+    files = sorted(tmp_path.glob("requests.log*"))
+    assert len(files) > 1 and all(file.stat().st_size <= 1000 for file in files)
+    shown = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert sorted(shown, key=lambda each: each["began"]) == rows(site)
+
+
+def test_a_request_log_on_a_full_disk_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    log = request_log.RequestLog(Path("/dev/full"))
+    log.add(row(1))
+    log.close()
+    assert "1 records are missing in the request log /dev/full: [Errno 28] No space left on device" in caplog.text
 
 
 async def test_the_engine_says_what_an_aborted_request_has_used(tenant_site: Sites) -> None:

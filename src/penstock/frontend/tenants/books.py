@@ -5,7 +5,7 @@ One process has them. With several API processes that is the supervisor, which t
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from penstock.frontend.storage.database import storage_folder
 from penstock.frontend.tenants.audit import AuditLog
 from penstock.frontend.tenants.ledger import FILE, Ledger, LedgerRow, existing_ledger, quota_counters
 from penstock.frontend.tenants.quotas import Amounts, QuotaDecision, Quotas, Settlement
+from penstock.frontend.tenants.request_log import RequestLog
 
 
 class Books(Protocol):
@@ -63,6 +64,7 @@ class LocalBooks:
                 self._quotas.load(quota_counters(connection, self._now()), self._now())
                 connection.close()
             self._ledger = Ledger(folder / FILE, server.ledger_days)
+        self._requests = RequestLog(Path(server.request_log)) if server.request_log else None
         self._audit: AuditLog | None = None
         if server.audit != "none":
             path = Path(server.audit_file or (folder or Path()) / "audit.jsonl")
@@ -81,13 +83,13 @@ class LocalBooks:
     async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
         for each in settled:
             self._quotas.settle(each.name, each.used)
-        if row is not None and self._ledger is not None:
-            self._ledger.add(row)
+        if row is not None:
+            self._keep(row)
 
     async def written(self, row: LedgerRow) -> None:
+        loop, committed = asyncio.get_running_loop(), asyncio.Event()
+        self._keep(row, lambda: loop.call_soon_threadsafe(committed.set))
         if self._ledger is not None:
-            loop, committed = asyncio.get_running_loop(), asyncio.Event()
-            self._ledger.add(row, lambda: loop.call_soon_threadsafe(committed.set))
             await committed.wait()
 
     def audit(self, event: str, fields: dict[str, Any]) -> None:
@@ -95,7 +97,7 @@ class LocalBooks:
             self._audit.add(event, **fields)
 
     async def close(self) -> None:
-        for each in (self._ledger, self._audit):
+        for each in (self._ledger, self._requests, self._audit):
             if each is not None:
                 await asyncio.to_thread(each.close)
 
@@ -117,6 +119,12 @@ class LocalBooks:
     def ended(self, process: int) -> None:
         """Gives back what the requests of an API process that has ended had reserved."""
         self._quotas.release(f"{process}/")
+
+    def _keep(self, row: LedgerRow, written: Callable[[], object] | None = None) -> None:
+        if self._ledger is not None:
+            self._ledger.add(row, written)
+        if self._requests is not None:
+            self._requests.add(row)
 
     def _now(self) -> float:
         """Seconds since the epoch that neither jump nor go back: the time at the start, and what has passed since."""

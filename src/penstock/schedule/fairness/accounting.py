@@ -1,8 +1,6 @@
 """Measures what each sequence uses of the engine."""
 
-from collections import defaultdict
-
-from penstock.schedule.sequence import Phase, SequenceUsage
+from penstock.schedule.sequence import Phase
 from penstock.schedule.step import Outstanding
 
 CONTEXT = 8192  # tokens that a token attends to, for which it costs twice as much as without context
@@ -21,35 +19,32 @@ class StepAccounts:
         self._since = -1.0  # when the last step ended, if there has been work since
         self._left = 0.0  # seconds that belong to no sequence yet
 
-    def note(self, step: Outstanding, now: float) -> dict[str, float]:
+    def note(self, step: Outstanding, now: float) -> list[float]:
         """Divide the seconds of a step whose result has come at `now`. Call it before the result is applied. The time
-        from `now` belongs to the next step, if there is more work. Return the milliseconds of each tenant."""
+        from `now` belongs to the next step, if there is more work. Return the seconds of each unit of work; 0 for a
+        sequence that has ended."""
         seconds = self._left + now - (self._since if self._since >= 0.0 else step.planned_at)
-        live, total = [], 0.0
-        for sequence, work in zip(step.sequences, step.work, strict=True):
-            if sequence.phase is not Phase.DONE:
-                count = work.count
-                part = count * (1.0 + (sequence.computed + 0.5 * count) / CONTEXT)
-                total += part
-                live.append((sequence, count - work.drafts, count, part))
-        self._left = 0.0 if live else seconds
+        parts = [
+            0.0
+            if sequence.phase is Phase.DONE
+            else work.count * (1.0 + (sequence.computed + 0.5 * work.count) / CONTEXT)
+            for sequence, work in zip(step.sequences, step.work, strict=True)
+        ]
+        total = sum(parts)
         if self._busy:
             self._since = now
-        milliseconds = defaultdict[str, float](float)
-        for sequence, sure, count, part in live:
-            usage = sequence.usage
-            if usage is None:
-                usage = sequence.usage = SequenceUsage()
-            start = sequence.computed
-            usage.computed += count
-            own = seconds * part / total
-            usage.seconds += own
-            milliseconds[sequence.request.message.tenant] += own * 1000
-            usage.block_seconds += seconds * sequence.slots / self._block_size
-            if usage.reached > start:
-                usage.repeated += min(sure, usage.reached - start)
-            usage.reached = max(usage.reached, start + sure)
-        return milliseconds
+        self._left = 0.0 if total else seconds
+        if not total:
+            return parts
+        per_part, per_slot = seconds / total, seconds / self._block_size
+        for sequence, work, part in zip(step.sequences, step.work, parts, strict=True):
+            if part and (usage := sequence.usage) is not None:
+                usage.seconds += per_part * part
+                usage.block_seconds += per_slot * sequence.slots
+                usage.computed += work.count
+                if usage.reached > sequence.computed and sequence.phase is Phase.RUNNING:
+                    usage.repeated += min(work.count - work.drafts, usage.reached - sequence.computed)
+        return [per_part * part for part in parts]
 
     def work(self, busy: bool) -> None:
         """Note whether there is work."""

@@ -15,7 +15,7 @@ from penstock.schedule.fairness.accounting import StepAccounts
 from penstock.schedule.fairness.service import ServiceCounters, TenantService, part_of
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import dequeue, enqueue
-from penstock.schedule.sequence import Phase, Sequence
+from penstock.schedule.sequence import Phase, Sequence, SequenceUsage
 from penstock.schedule.step import Outstanding
 
 Order = tuple[float, ...]
@@ -23,6 +23,7 @@ Order = tuple[float, ...]
 _NO_SHARE = TenantShare()
 _UNKNOWN = math.inf  # the level of a sequence whose place may still change: such sequences follow those that have one
 ENTRY_TOKENS = 64  # prompt tokens of others in a step in which a tenant with little to do comes to its place
+PRESENT_SECONDS = 60.0  # after its last sequence, for which steps of classes with higher ranks stay short for a class
 _OVERDUE = -1.0  # the rank of a sequence that has waited for its class's max_wait
 
 
@@ -38,6 +39,7 @@ class FairQueue:
         self._places = places
         self._length = 0
         self._running = Counter[int]()  # sequences that run, by the rank of their class
+        self._present = dict[int, float]()  # until when steps are kept short for a class, by its rank
         self._entering: Sequence | None = None  # see `begin`
 
     def __len__(self) -> int:
@@ -52,7 +54,8 @@ class FairQueue:
         message = sequence.request.message
         tenant, rank = self.counters.of(message.tenant), _share(sequence).rank
         if not sequence.keeps_order:
-            tenant.share = _share(sequence)
+            sequence.usage = sequence.usage or SequenceUsage()
+            tenant.set_share(_share(sequence))
             if not tenant.waiting:
                 self.counters.lift(tenant)
             sequence.order = (rank, _UNKNOWN, *self._policy.sort_key(sequence.request), sequence.id)
@@ -81,16 +84,21 @@ class FairQueue:
         self.keep(sequence)
         self._take(sequence, tenant)
         tenant.running += 1
-        self._running[_share(sequence).rank] += 1
+        self._running[rank := _share(sequence).rank] += 1
+        self._present[rank] = math.inf
         self.counters.take_turn(tenant)
         if not sequence.preemptions and self.counters.contended:
-            tenant.charge(tenant.share.input_price, len(sequence.tokens) - computed)
+            tenant.served += tenant.input_rate * (len(sequence.tokens) - computed)
 
     def stopped(self, sequence: Sequence) -> None:
         """Note that a running sequence has ended or is preempted."""
         tenant = self._tenant(sequence)
         tenant.running -= 1
-        self._running[_share(sequence).rank] -= 1
+        self._running[rank := _share(sequence).rank] -= 1
+        if not self._running[rank]:
+            self._present[rank] = self.now + PRESENT_SECONDS
+        if sequence.usage is not None:
+            sequence.usage.reached = max(sequence.usage.reached, sequence.computed)
         self._left(sequence, tenant)
 
     def remove(self, sequence: Sequence) -> None:
@@ -101,17 +109,13 @@ class FairQueue:
 
     def charge(self, step: Outstanding, results: Items[SequenceResult], now: float) -> None:
         """Charge tenants for the output and the time of a step, before its results are applied."""
-        milliseconds = self._accounts.note(step, now)
+        spent = self._accounts.note(step, now)
         if not self.counters.contended:
             return
-        tokens = Counter[str]()
-        for sequence, given in zip(step.sequences, results, strict=True):
-            if given.token_ids and sequence.phase is not Phase.DONE:
-                tokens[sequence.request.message.tenant] += len(given.token_ids)
-        for name, spent in milliseconds.items():
-            tenant = self.counters.tenants[name]
-            tenant.charge(tenant.share.output_price, tokens[name])
-            tenant.charge(tenant.share.step_price, spent)
+        for sequence, given, seconds in zip(step.sequences, results, spent, strict=True):
+            if sequence.phase is not Phase.DONE:
+                tenant = self.counters.tenants[sequence.request.message.tenant]
+                tenant.served += tenant.output_rate * len(given.token_ids) + tenant.step_rate * seconds
 
     def place(self, sequence: Sequence) -> Order:
         """Return where the sequence is in the order of this moment."""
@@ -158,8 +162,8 @@ class FairQueue:
         if (taker := self.peek()) is None or (len(running) < self._places and taker is not blocked):
             return None
         rank, by_blocks = _share(taker).rank, len(running) < self._places
-        if (lower := next((each for each in reversed(running) if _share(each).rank > rank), None)) is not None:
-            return taker, lower
+        if any(count and lower > rank for lower, count in self._running.items()):
+            return taker, next(each for each in reversed(running) if _share(each).rank > rank)
         if taker is not self._entering:
             return None
         used = Counter[TenantService]()
@@ -181,7 +185,7 @@ class FairQueue:
         """Return how many prompt tokens a step may have of all sequences that are to keep it short for others. None if
         this one is not among them."""
         share = _share(sequence)
-        if share.step_tokens and any(count and rank < share.rank for rank, count in self._running.items()):
+        if share.step_tokens and any(rank < share.rank and self.now < end for rank, end in self._present.items()):
             return share.step_tokens
         if self._entering is not None and self._tenant(sequence) is not self._tenant(self._entering):
             return ENTRY_TOKENS

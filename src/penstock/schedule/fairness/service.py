@@ -18,10 +18,8 @@ from penstock.schedule.sequence import Sequence
 class TenantService:
     """One tenant: its service, its waiting sequences and the number of those that run."""
 
-    __slots__ = ("lines", "returned", "running", "served", "share", "waiting")
-
     def __init__(self) -> None:
-        self.share = TenantShare()  # of its newest request
+        self.set_share(TenantShare())
         self.served = 0.0  # price of its tokens / its weight
         self.lines: dict[int, list[Sequence]] = {}  # waiting sequences by the rank of their class, each line in order
         self.waiting = 0
@@ -33,8 +31,11 @@ class TenantService:
         """The first of the waiting sequences, of which there is at least one."""
         return self.lines[min(rank for rank, line in self.lines.items() if line)][0]
 
-    def charge(self, price: float, amount: float) -> None:
-        self.served += price * amount / self.share.weight
+    def set_share(self, share: TenantShare) -> None:
+        """Charge for service as `share`, that of its newest request, says."""
+        self.share = share
+        self.input_rate, self.output_rate = share.input_price / share.weight, share.output_price / share.weight
+        self.step_rate = 1000 * share.step_price / share.weight  # of a second
 
 
 class ServiceCounters:
