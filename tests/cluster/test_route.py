@@ -27,7 +27,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
                 name,
                 status=draw(st.sampled_from(["starting", "ready", "ready", "suspect", "draining", "gone"])),
                 pool=draw(st.sampled_from(["a", "a", "b"])),
-                role=draw(st.sampled_from(["any", "prefill", "decode"])),
+                role=draw(st.sampled_from(["alone", "alone", "both", "prefill", "decode"])),
                 running=draw(counts),
                 waiting=draw(counts),
                 backlog_tokens=draw(st.integers(0, 10**6)),
@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> RouteRequest:
         max_tokens=draw(st.integers(0, 1000)),
         cached=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, tokens))),
         pool=draw(st.sampled_from(["", "a", "b", "c"])),
-        role=draw(st.sampled_from(["any", "prefill", "decode"])),
+        reads_pages=draw(st.booleans()),
         excluded=frozenset(draw(st.lists(st.sampled_from(NAMES), max_size=2))),
     )
 
@@ -65,7 +65,6 @@ def test_no_route_names_an_engine_that_may_not_get_the_request(route, view, requ
         found = view.replica(name)
         assert found is not None and found.status == "ready" and name not in request.excluded
         assert request.pool in ("", found.pool)
-        assert request.role == "any" or found.role in ("any", request.role)
         assert request.prompt_tokens <= found.max_model_len
     assert {*choice.replicas, *(name for name, _ in choice.refused)} == {each.name for each in view.replicas}
     assert choice == route(view, request, seed), "it is a function of its arguments"

@@ -61,7 +61,7 @@ class ProcessorTurns:
         kv_bytes = prepared.resolved.memory.kv_bytes
         engine = prepared.resolved.engine
         fixed = engine.kv_cache_bytes is not None or engine.kv_disk != ""
-        return _with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * engines)
+        return with_engine(prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * engines)
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
         """Gives the engine of a model its place. `started` must follow, as in `start_engine`. Raises LoadFailed if
@@ -73,7 +73,7 @@ class ProcessorTurns:
             raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
-        return _with_engine(prepared, lease=lease)
+        return with_engine(prepared, lease=lease)
 
     async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
         """Starts the engine of a model in a place of its own. Returns its client when it has computed a token. Raises
@@ -104,7 +104,8 @@ def _takes_turns(prepared: PreparedModel) -> bool:
     return prepared.hardware.device == "cpu" and one_rank and bool(instruction_sets())
 
 
-def _with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+def with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+    """Returns the model with other settings of its engine."""
     resolved = prepared.resolved
     engine = msgspec.structs.replace(resolved.engine, **changes)
     return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
