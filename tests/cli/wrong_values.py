@@ -272,6 +272,11 @@ SHARED: Mapping[str, Wrong] = {
         ("65", "from 1 to 64"),
         ("3:2", "two such as 1:4"),
     ),
+    "--prefill-replicas": (
+        ("1", "set --replicas to a number above 1"),
+        ("65", "from 0 to 64"),
+        ("some", "give a whole number"),
+    ),
     "--scale-down-after": _SECONDS,
     "--hold-timeout": _SECONDS,
     "--preemption-notice": _EMPTY,
@@ -292,7 +297,12 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
-    "engine": {"MODEL": _MODEL, "--listen": (("nowhere", "write HOST:PORT"), ("host:99999", "write HOST:PORT"))},
+    "engine": {
+        "MODEL": _MODEL,
+        "--listen": (("nowhere", "write HOST:PORT"), ("host:99999", "write HOST:PORT")),
+        "--role": (("any", "'alone', 'both', 'prefill', 'decode'"), ("", "'alone'")),
+        "--page-port": (("65536", "65535"), ("-1", "0"), ("some", "some")),
+    },
     "fleet status": {"ENGINES": _ENGINES, "--fleet-key": _KEY, "--fleet-ca": _NO_PEM},
     "fleet drain": {
         "ENGINES": _ENGINES,

@@ -27,7 +27,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
                 name,
                 status=draw(st.sampled_from(["starting", "ready", "ready", "suspect", "draining", "gone"])),
                 pool=draw(st.sampled_from(["a", "a", "b"])),
-                role=draw(st.sampled_from(["any", "prefill", "decode"])),
+                role=draw(st.sampled_from(["alone", "alone", "both", "prefill", "decode"])),
                 running=draw(counts),
                 waiting=draw(counts),
                 backlog_tokens=draw(st.integers(0, 10**6)),
@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> RouteRequest:
         max_tokens=draw(st.integers(0, 1000)),
         cached=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, tokens))),
         pool=draw(st.sampled_from(["", "a", "b", "c"])),
-        role=draw(st.sampled_from(["any", "prefill", "decode"])),
+        reads_pages=draw(st.booleans()),
         excluded=frozenset(draw(st.lists(st.sampled_from(NAMES), max_size=2))),
     )
 
@@ -65,7 +65,6 @@ def test_no_route_names_an_engine_that_may_not_get_the_request(route, view, requ
         found = view.replica(name)
         assert found is not None and found.status == "ready" and name not in request.excluded
         assert request.pool in ("", found.pool)
-        assert request.role == "any" or found.role in ("any", request.role)
         assert request.prompt_tokens <= found.max_model_len
     assert {*choice.replicas, *(name for name, _ in choice.refused)} == {each.name for each in view.replicas}
     assert choice == route(view, request, seed), "it is a function of its arguments"
@@ -247,3 +246,50 @@ def test_a_choice_among_64_engines_is_fast() -> None:
 def test_unmeasured_engines_get_requests() -> None:
     view = fleet(ReplicaView(name="new", max_num_seqs=8, max_model_len=1000), replica("known", running=3))
     assert choose(view, RouteRequest(prompt_tokens=100), 1).replicas[0] == "new"
+
+
+# -- KV blocks of other engines ---------------------------------------------------------------------------------------
+
+
+def apart(**changes) -> FleetView:
+    return fleet(
+        replica("prefill", role="prefill", **changes), replica("decode", role="decode", running=8, kv_usage=0.1)
+    )
+
+
+def test_a_long_prompt_for_a_busy_engine_is_computed_elsewhere() -> None:
+    choice = choose(apart(), RouteRequest(prompt_tokens=4000), 1)
+    assert choice.replicas == ("decode", "prefill") and choice.source == "prefill" and choice.computes
+
+
+@pytest.mark.parametrize(
+    ("view", "request_"),
+    [
+        (apart(), RouteRequest(prompt_tokens=10)),
+        (apart(), RouteRequest(prompt_tokens=4000, cached={"decode": 3990})),
+        (apart(), RouteRequest(prompt_tokens=4000, reads_pages=False)),
+        (apart(status="draining"), RouteRequest(prompt_tokens=4000)),
+        (apart(pool="other"), RouteRequest(prompt_tokens=4000)),
+        (apart(backlog_tokens=10**6), RouteRequest(prompt_tokens=4000)),
+        (fleet(replica("prefill", role="prefill"), replica("decode", role="decode")), RouteRequest(prompt_tokens=4000)),
+    ],
+    ids=["short", "cached", "prompt logprobs", "it drains", "another pool", "a long queue there", "an idle engine"],
+)
+def test_other_prompts_are_computed_where_they_are_answered(view: FleetView, request_: RouteRequest) -> None:
+    choice = choose(view, request_, 1)
+    assert choice.replicas[0] == "decode" and not choice.computes
+
+
+def test_blocks_are_read_from_an_engine_that_has_them() -> None:
+    """Also from one that drains, as its requests move."""
+    request = RouteRequest(prompt_tokens=4000, cached={"leaves": 3900})
+    for status in ("ready", "draining"):
+        leaves = replica("leaves", role="both", status=status, running=30, backlog_tokens=10**5)
+        choice = choose(fleet(leaves, replica("other", role="both", running=2)), request, 1)
+        assert (choice.replicas[0], choice.source, choice.computes) == ("other", "leaves", False)
+
+
+def test_engines_for_prompts_answer_if_no_other_is_left() -> None:
+    view = fleet(replica("one", role="prefill"), replica("two", role="decode", status="gone"))
+    choice = choose(view, RouteRequest(prompt_tokens=4000), 1)
+    assert choice.replicas == ("one",) and not choice.source

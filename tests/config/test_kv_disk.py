@@ -48,3 +48,12 @@ def test_what_it_does_not_go_with_is_named(facts: ModelFacts, flags: dict[str, A
 def test_a_gpu_has_none() -> None:
     with pytest.raises(ConfigError, match=r"--kv-disk \(command line\) is .*: set --device cpu, or leave it out"):
         on(kv_disk=DISK)
+
+
+def test_replicas_for_prompts_need_others_that_decode() -> None:
+    assert resolve(FULL, replicas="3", prefill_replicas=1).server.prefill_replicas == 1
+    for replicas in ("1", "2", "1:4"):
+        with pytest.raises(ConfigError, match="set --replicas to a number above 2"):
+            resolve(FULL, replicas=replicas, prefill_replicas=2)
+    with pytest.raises(ConfigError, match=r"--prefill-replicas.*windows of different sizes"):
+        resolve(MIXED, replicas="2", prefill_replicas=1)

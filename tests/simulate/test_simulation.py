@@ -259,3 +259,39 @@ def test_requests_of_a_replica_that_ends_go_on_elsewhere_from_their_last_token()
     computed = sum(replica.scheduler.stats().decode_tokens for replica in simulation.replicas.values())
     assert computed < 6 * 300, "what had been sent was not sampled again"
     assert any("ends with 3 requests" in what for _, what in outcome.timeline)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_are_computed_apart_whatever_ends(seed: int) -> None:
+    """Long prompts beside long answers; replicas of either role end, hang and become slow."""
+    replica = {
+        "model": "smollm2-135m",
+        "device": "CPU-2",
+        "kv_tokens": 20_000,
+        "max_model_len": 2048,
+        "max_num_seqs": 16,
+    }
+    one = scenario(
+        seed=seed,
+        router="cluster",
+        replicas={
+            "p": {**replica, "role": "prefill", "count": 2, "start_seconds": 0.5},
+            "d": {**replica, "role": "decode", "count": 2, "start_seconds": 0.5},
+        },
+        traffic={
+            "long": {"name": "long", "arrivals": {"kind": "poisson", "rate": 3}, "prompt": 1000, "output": 8},
+            "chat": {"name": "chat", "arrivals": {"kind": "poisson", "rate": 8}, "prompt": 30, "output": 100},
+        },
+        faults={
+            "kill": {"kind": "kill", "at": 1.5, "replica": "p" if seed % 2 else "d"},
+            "hang": {"kind": "hang", "at": 3.0, "detect": 0.5, "replica": "d" if seed % 2 else "p"},
+        },
+    )
+    simulation, outcome = run(one)
+    assert {each.status for each in outcome.requests} == {"done"}
+    assert all(each.sent == each.output and each.at < each.first <= each.end for each in outcome.requests)
+    for each in simulation.replicas.values():
+        check_scheduler(each.scheduler)
+        assert not each.in_flight and not any(each.scheduler.stats().blocks_held)
+    prefill = [each for name, each in simulation.replicas.items() if name.startswith("p")]
+    assert sum(each.scheduler.stats().computed_tokens for each in prefill) > 900, "they had prompts to compute"

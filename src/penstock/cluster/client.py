@@ -177,9 +177,9 @@ class FleetClient:
         """Let `call` be called when `state` has changed."""
         self._on_change = call
 
-    def join(self, name: str, engine: FleetEngine) -> Replica:
-        """Add an engine that is ready, which `close` closes. Raises EngineError for a name in use, and for another
-        vocabulary."""
+    def join(self, name: str, engine: FleetEngine, host: str = "127.0.0.1") -> Replica:
+        """Add an engine that is ready, which `close` closes. Other engines reach it at `host`. Raises EngineError for a
+        name in use, and for another vocabulary."""
         if name in self._replicas:
             raise EngineError(f"engine {name} has joined already")
         first, info = self._info, engine.info
@@ -188,7 +188,7 @@ class FleetClient:
                 f"engine {name} serves {info.model} with {info.vocab_size} tokens, and this fleet serves {first.model} "
                 f"with {first.vocab_size}: start it with the same model"
             )
-        replica = self._replicas[name] = Replica(name, engine, self.clock())
+        replica = self._replicas[name] = Replica(name, engine, self.clock(), host)
         engine.on_change(partial(self._engine_changed, replica))
         engine.on_blocks(partial(self._blocks_changed, replica))
         self._engine_changed(replica)

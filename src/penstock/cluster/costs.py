@@ -90,13 +90,15 @@ class FleetView(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaView, ...] = ()
     costs: tuple[EngineCost, ...] = ()  # of these, in their order
     means: FleetMeans = FleetMeans()
+    exchanges: bool = False  # engines read KV blocks from each other
 
     @classmethod
     def of(cls, replicas: Iterable[ReplicaView]) -> "FleetView":
         """Return the view of these engines."""
         replicas = tuple(replicas)
         means = FleetMeans.of(replicas)
-        return cls(replicas, tuple([EngineCost.of(each, means) for each in replicas]), means)
+        exchanges = any(each.role != "alone" for each in replicas)
+        return cls(replicas, tuple([EngineCost.of(each, means) for each in replicas]), means, exchanges)
 
     def replica(self, name: str) -> ReplicaView | None:
         """The replica of this name."""
@@ -107,7 +109,7 @@ class FleetView(msgspec.Struct, frozen=True):
         views, costs = list(self.replicas), list(self.costs)
         for place, replica in replicas:
             views[place], costs[place] = replica, EngineCost.of(replica, self.means)
-        return FleetView(tuple(views), tuple(costs), self.means)
+        return FleetView(tuple(views), tuple(costs), self.means, self.exchanges)
 
 
 def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:

@@ -88,7 +88,7 @@ class Members:
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
             try:
-                replica = self._fleet.join(address, engine)
+                replica = self._fleet.join(address, engine, split_address(address)[0])
                 self._note(address, "")
                 log.info("engine %s has joined: %s", address, engine.info.model)
                 delay = FIRST_DELAY

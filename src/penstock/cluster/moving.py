@@ -43,6 +43,8 @@ class MovingStream:
         self.record = Stream(request)
         self.record.notify = self.wake
         self.parts: list[StreamPart] = []  # none while it is held
+        self.prefill: StreamPart | None = None  # its prompt at the engine that computes it for another
+        self.cached_there: int | None = None  # prompt tokens that were cached at the engine that computed it
         self.pool = ""  # of the engine that has sent its tokens
         self.moves = 0
         self.crashes = 0  # engines that ended while they computed its prompt, one after the other
@@ -86,6 +88,8 @@ class MovingStream:
                     timing = delta.timing
                     if timing is not None:
                         timing = replace(timing, engine=part.replica.name, moves=self.moves)
+                    if self.cached_there is not None and delta.cached_tokens > self.cached_there:
+                        delta = replace(delta, cached_tokens=self.cached_there)
                     record.push(replace(delta, request_id=name, timing=timing))
 
     def wake(self) -> None:

@@ -13,7 +13,16 @@ from penstock.cluster.moving import MovingStream, StreamPart
 from penstock.cluster.replica import Replica
 from penstock.cluster.route import Route, RouteChoice
 from penstock.cluster.view import RouteRequest
-from penstock.messages import BlockKeys, Clock, EngineError, QueueFull, RequestRejected
+from penstock.messages import (
+    BlockKeys,
+    Clock,
+    EngineError,
+    GenerateRequest,
+    PagesAt,
+    QueueFull,
+    RequestRejected,
+    SamplingParams,
+)
 
 LOOK_SECONDS = 0.05  # between two pictures of the statistics; engines send them as often
 
@@ -57,6 +66,7 @@ class Placing:
             max_tokens=stream.request.sampling.max_tokens or 0,
             cached=stream.cached,
             pool=stream.pool if record.has_tokens else "",
+            reads_pages=stream.request.sampling.prompt_logprobs is None and stream.request.pooling is None,
             excluded=frozenset(stream.excluded),
         )
         self._turn += 1
@@ -78,7 +88,7 @@ class Placing:
         refusal: QueueFull | None = None
         for name in choice.replicas:
             try:
-                self._send(stream, self._replicas[name])
+                self._send(stream, self._replicas[name], choice)
             except QueueFull as error:
                 if refusal is None or error.retry_after < refusal.retry_after:
                     refusal = error
@@ -88,16 +98,18 @@ class Placing:
                 return None
         return refusal
 
-    def _send(self, stream: MovingStream, replica: Replica) -> None:
+    def _send(self, stream: MovingStream, replica: Replica, choice: RouteChoice) -> None:
         """Open a request, or what is left of it, on one engine. Raises what that raises, and then nothing is open."""
         now, record = self._clock(), stream.record
         cached = stream.cached.get(replica.name, 0)
         parts: list[StreamPart] = []
+        requests = record.requests()
+        pages = self._pages(stream, requests[0], replica, choice) if choice.source and requests else None
+        if stream.prefill is not None:
+            cached = stream.prefill.tokens
         try:
-            for request in record.requests():
-                self._sent += 1
-                name = f"{self._front}.{self._sent}/{request.request_id}"
-                inner = replica.engine.open(replace(request, request_id=name))
+            for request in requests:
+                inner = replica.engine.open(replace(request, request_id=self._name(request), pages=pages))
                 tokens = len(request.prompt_ids) + len(request.output_ids)
                 uncached = 1 if parts else max(tokens - cached, 1)  # other choices share the prompt
                 parts.append(StreamPart(stream, replica, inner, tokens, uncached, now))
@@ -105,6 +117,7 @@ class Placing:
             record.sent = False
             for part in parts:
                 replica.engine.release(part.stream)
+            leave_prefill(stream)
             raise
         self.index.book(replica.name, stream.keys.get(_kind(replica), []), now)
         stream.parts, stream.pool = parts, replica.engine.info.identity.fingerprint
@@ -115,6 +128,58 @@ class Placing:
         for part in parts:
             if part.stream.error is not None or part.stream.unread:
                 self._news(stream, part)
+
+    def _name(self, request: GenerateRequest) -> str:
+        """Return an id for a request at an engine."""
+        self._sent += 1
+        return f"{self._front}.{self._sent}/{request.request_id}"
+
+    def _pages(
+        self, stream: MovingStream, request: GenerateRequest, replica: Replica, choice: RouteChoice
+    ) -> PagesAt | None:
+        """Return where `replica` reads KV blocks of a request. If they must be computed there, begin that: a failure of
+        it costs time, since the replica then computes them."""
+        source = self._replicas.get(choice.source)
+        if source is None or source is replica or not source.page_address:
+            return None
+        if not choice.computes:
+            return PagesAt(source.page_address, "")
+        size = replica.engine.info.block_size
+        tokens = [*request.prompt_ids, *request.output_ids]
+        prompt = tuple(tokens[: len(tokens) // size * size])
+        name, now = self._name(request), self._clock()
+        asked = GenerateRequest(
+            request_id=name,
+            prompt_ids=prompt,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0, seed=0),
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+            share=request.share,
+            priority=request.priority,
+            behind=request.behind,
+            arrival=request.arrival,
+            deadline=request.deadline,
+            first_token_deadline=request.first_token_deadline,
+        )
+        try:
+            inner = source.engine.open(asked)
+        except (RequestRejected, EngineError):
+            return None
+        has = stream.cached.get(source.name, 0)
+        part = StreamPart(stream, source, inner, len(prompt), max(len(prompt) - has, 1), now)
+        stream.prefill, stream.cached_there = part, has
+        inner.notify = partial(self._prefill_news, stream, part)
+        source.sent(part, now)
+        self.index.book(source.name, stream.keys.get(_kind(source), []), now)
+        return PagesAt(source.page_address, name)
+
+    @staticmethod
+    def _prefill_news(stream: MovingStream, part: StreamPart) -> None:
+        """Run when an engine has computed a prompt for another, or has failed to."""
+        for delta in part.stream.take():
+            stream.cached_there = delta.cached_tokens
+        if stream.prefill is part and (part.stream.complete or part.stream.error is not None):
+            leave_prefill(stream)
 
     def _look(self, now: float) -> FleetView:
         """Return what is known of the engines. Statistics are taken once in LOOK_SECONDS; what this front has sent, and
@@ -150,6 +215,26 @@ class Placing:
             except (struct.error, TypeError, ValueError):
                 keys.clear()  # the engine will refuse the request, and say why
         return keys
+
+
+def leave(part: StreamPart) -> None:
+    """End a request at its engine."""
+    part.stream.notify = _nothing
+    part.replica.engine.release(part.stream)
+    if not part.answered:
+        part.replica.answered(part)
+    part.replica.left(part)
+
+
+def leave_prefill(stream: MovingStream) -> None:
+    """End the request that computes a prompt for another engine, if there is one."""
+    part, stream.prefill = stream.prefill, None
+    if part is not None:
+        leave(part)
+
+
+def _nothing() -> None:
+    """The stream has left its engine."""
 
 
 def _kind(replica: Replica) -> Kind:

@@ -52,8 +52,9 @@ class FleetEngine(EngineClient, Protocol):
 class Replica:
     """An engine that the fleet may use."""
 
-    def __init__(self, name: str, engine: FleetEngine, now: float) -> None:
-        self.name, self.engine = name, engine
+    def __init__(self, name: str, engine: FleetEngine, now: float, host: str = "127.0.0.1") -> None:
+        """Other engines reach it at `host`."""
+        self.name, self.engine, self._host = name, engine, host
         self.parts: dict[StreamPart, None] = {}  # requests of this front that are there, the oldest first
         self.leaves_at: float | None = None  # when its requests must have left; None: it is not draining
         self._drained_at: float | None = None  # the same, as this front has ordered it
@@ -88,6 +89,12 @@ class Replica:
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats()
+
+    @property
+    def page_address(self) -> str:
+        """Where other engines read its KV blocks; "": they do not."""
+        host, port = self._host, self.engine.info.page_port
+        return "" if not port else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def open_requests(self) -> int:
@@ -189,6 +196,7 @@ class Replica:
             pool=info.identity.fingerprint,
             model=info.model,
             revision=info.revision,
+            role=info.role,
             max_num_seqs=info.max_num_seqs,
             max_model_len=info.max_model_len,
             kv_tokens=max(blocks, 0) * info.block_size,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from penstock.cluster.budget import MoveBudget
 from penstock.cluster.moving import MovingStream, StreamPart
-from penstock.cluster.placing import Placing
+from penstock.cluster.placing import Placing, leave, leave_prefill
 from penstock.cluster.replica import Replica
 from penstock.cluster.route import Route
 from penstock.messages import (
@@ -128,6 +128,7 @@ class FleetRequests:
         if not part.answered and inner.answered:
             part.answered = True
             part.replica.answered(part)
+            leave_prefill(stream)
             stream.crashes = 0
             stream.excluded.clear()
             if self._held:
@@ -160,12 +161,14 @@ class FleetRequests:
 
     def move(self, replica: Replica, why: str) -> None:
         """Let the requests of an engine that has ended go on elsewhere."""
+        self._drop_prefills(replica, why)
         for stream in self._streams_of(replica):
             self._move_one(stream, why)
         self.place_held()
 
     def move_if_possible(self, replica: Replica, why: str) -> None:
         """Let the requests of an engine that still runs go on elsewhere, if another one can take them."""
+        self._drop_prefills(replica, why)
         for stream in self._streams_of(replica):
             if self.placing.choose(stream).replicas:
                 self._move_one(stream, why)
@@ -173,6 +176,17 @@ class FleetRequests:
 
     def _streams_of(self, replica: Replica) -> list[MovingStream]:
         return list(dict.fromkeys(part.owner for part in replica.parts))
+
+    def _drop_prefills(self, replica: Replica, why: str) -> None:
+        """End the prompts that an engine computes for others. These notice, and compute the rest, unless it only hangs:
+        then the requests go on elsewhere."""
+        for part in [part for part in replica.parts if part is part.owner.prefill]:
+            stream = part.owner
+            leave_prefill(stream)
+            if why == "hung":
+                self._move_one(stream, why)
+            elif why == "ended" and part.stream.begun:
+                stream.crashes += 1
 
     def _move_one(self, stream: MovingStream, why: str) -> None:
         """Take a request from its engine, and hold it."""
@@ -262,12 +276,5 @@ def take_away(stream: MovingStream) -> None:
     stream.collect()
     parts, stream.parts = stream.parts, []
     for part in parts:
-        part.stream.notify = _nothing
-        part.replica.engine.release(part.stream)
-        if not part.answered:
-            part.replica.answered(part)
-        part.replica.left(part)
-
-
-def _nothing() -> None:
-    """The stream has left its engine."""
+        leave(part)
+    leave_prefill(stream)

@@ -20,6 +20,7 @@ from penstock.cluster.view import ReplicaView, RouteRequest
 EXPECTED_TOKENS = 128  # of an output whose length is unknown
 EQUAL = 0.02  # share of the time by which the scores of equal engines may differ
 EQUAL_SECONDS = 0.0005
+APART_SECONDS = 0.01  # that it must save to read KV blocks from another engine: a connection, and the last pages
 EXCEEDS = "tokens exceed"  # in reasons
 
 
@@ -29,6 +30,8 @@ class RouteChoice(msgspec.Struct, frozen=True):
     replicas: tuple[str, ...]
     seconds: tuple[float, ...] = ()  # their scores
     refused: tuple[tuple[str, str], ...] = ()  # (name, reason)
+    source: str = ""  # an engine whose KV blocks the first one should read; "": none
+    computes: bool = False  # the source does not have them yet: it must compute the prompt
 
     @property
     def too_large(self) -> bool:
@@ -45,11 +48,17 @@ Route = Callable[[FleetView, RouteRequest, int], RouteChoice]  # the last argume
 
 
 def choose(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
-    """Return the engines for a request by their score. The first is the best, or one that equals it."""
+    """Return the engines for a request by their score. The first is the best, or one that equals it. Those that compute
+    prompts for others come last."""
     able, refused = _eligible(view, request)
     if not able:
         return RouteChoice((), (), tuple(refused))
-    scored = _scores(view, request, able)
+    last: list[int] = []  # engines that compute prompts for others
+    if view.exchanges:
+        last = [place for place in able if view.replicas[place].role == "prefill"]
+    if len(last) == len(able):
+        last = []
+    scored = _scores(view, request, [place for place in able if place not in last] if last else able)
     scored.sort()
     seconds, _, uncached, _ = scored[0]
     limit = seconds + EQUAL * seconds + EQUAL_SECONDS
@@ -58,7 +67,11 @@ def choose(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
         first = _of_two(sorted(equal, key=lambda one: one[1]), seed)
         scored.remove(first)
         scored.insert(0, first)
-    return RouteChoice(tuple([one[1] for one in scored]), tuple([one[0] for one in scored]), tuple(refused))
+    source, computes = _source(view, request, able, scored[0][1]) if view.exchanges else ("", False)
+    if last:
+        scored += sorted(_scores(view, request, last))
+    scores = tuple([one[0] for one in scored])
+    return RouteChoice(tuple([one[1] for one in scored]), scores, tuple(refused), source, computes)
 
 
 def round_robin(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
@@ -110,8 +123,6 @@ def _why_not(replica: ReplicaView, request: RouteRequest) -> str:
         return f"it serves {replica.model}"
     if request.revision and replica.revision != request.revision:
         return f"it serves revision {replica.revision}"
-    if request.role != "any" and replica.role not in ("any", request.role):
-        return f"its role is {replica.role}"
     if request.prompt_tokens > replica.max_model_len:
         return f"{request.prompt_tokens} {EXCEEDS} its limit of {replica.max_model_len} (--max-model-len)"
     if 0 < replica.kv_tokens < request.prompt_tokens:
@@ -135,6 +146,37 @@ def _scores(view: FleetView, request: RouteRequest, able: list[int]) -> list[_Sc
         seconds = wait + (memory if memory > places else places) + uncached * uncached_token + expected * output_token
         scored.append((seconds, name, uncached, recent))
     return scored
+
+
+# -- KV blocks of other engines ---------------------------------------------------------------------------------------
+
+
+def _source(view: FleetView, request: RouteRequest, able: list[int], chosen: str) -> tuple[str, bool]:
+    """Return the engine whose KV blocks the chosen one should read, and whether that must compute the prompt first.
+
+    A prompt is computed elsewhere if that takes less than the chosen engine's own time and the time by which it would
+    delay the sequences that run there. So short prompts, and those for an idle engine, are not.
+    """
+    place = next(place for place in able if view.replicas[place].name == chosen)
+    replica, cost, cached = view.replicas[place], view.costs[place], request.cached
+    if replica.role == "alone" or not request.reads_pages:
+        return "", False
+    uncached = request.prompt_tokens - cached.get(chosen, 0)
+    best, source = cost.wait + uncached * cost.uncached_token - APART_SECONDS, ("", False)
+    for place, other in enumerate(view.replicas):
+        if other.role == "alone" or other.pool != replica.pool or other.name == chosen:
+            continue
+        has = cached.get(other.name, 0)
+        if other.status in ("ready", "draining"):
+            rest = request.prompt_tokens - max(has, cached.get(chosen, 0))
+            seconds = cost.wait + rest * cost.uncached_token
+            if seconds < best:
+                best, source = seconds, (other.name, False)
+        if other.role != "decode" and place in able:
+            seconds = view.costs[place].wait + (request.prompt_tokens - has) * view.costs[place].uncached_token
+            if seconds < best:
+                best, source = seconds, (other.name, True)
+    return source
 
 
 # -- chance -----------------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from penstock.messages import EngineRole
+
 # starting: not ready yet, or started again. suspect: it has work and completes no step. draining: it finishes what it
 # has and gets nothing new. gone: the connection is lost.
 ReplicaStatus = Literal["starting", "ready", "suspect", "draining", "gone"]
-Role = Literal["any", "prefill", "decode"]
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -27,7 +28,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""  # digest of weights and numerics: a stream goes on token-exactly only within a pool
     model: str = ""
     revision: str = ""
-    role: Role = "any"
+    role: EngineRole = "alone"
 
     max_num_seqs: int = 1
     max_model_len: int = 1
@@ -58,5 +59,5 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""  # "": any
     model: str = ""
     revision: str = ""
-    role: Role = "any"
+    reads_pages: bool = True  # KV blocks of another engine may be used for it
     excluded: frozenset[str] = frozenset()  # names of replicas

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.config.split import Split
 from penstock.declared.settings import DEFAULTS
+from penstock.messages import EngineRole
 
 LEASE_PLACES = 255  # for engines that take turns on the processors
 LEASE_BYTES = 64 * (LEASE_PLACES + 1)
@@ -18,6 +19,17 @@ class LeasePlace(msgspec.Struct, frozen=True, kw_only=True):
     path: str  # of a file of LEASE_BYTES, all zero at first, that all of them map
     place: int  # below LEASE_PLACES
     weight: float = 1.0  # its share of the processors, in proportion to that of others that compete
+
+
+class PageAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine and others read KV blocks from each other."""
+
+    host: str = "127.0.0.1"  # to listen on
+    port: int = 0  # 0: a free one
+    key: str = ""  # that all of them have; a secret
+    certificate: str = ""  # PEM file of this engine; "": no TLS
+    private_key: str = ""  # PEM file; "": in the certificate's
+    authority: str = ""  # PEM file, of the others' certificates; "": no TLS
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: bool = DEFAULTS["expert_parallel"]  # the tensor ranks hold whole experts each
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
     kv_disk: str = DEFAULTS["kv_disk"]  # see kv_disk.py; "": none
+    role: EngineRole = "alone"  # in a fleet
+    pages: PageAccess | None = None  # None: no blocks are exchanged with other engines
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine
     lease: LeasePlace | None = None  # None: no other engine shares the processors

@@ -26,7 +26,7 @@ from penstock.declared.settings import ENGINE, SETTINGS
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
     *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
-    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log", "kv_disk"),
+    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log", "kv_disk", "prefill_replicas"),
 )
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -232,6 +232,12 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
             f"--replicas ({sources['replicas']}) is {values['replicas']}, which does not go with --api-processes, "
             "--event-log, --kv-disk and, unless it is 0:MAX, --sleep-after: leave them out, or start engines with "
             "penstock engine"
+        )
+    prefill = values["prefill_replicas"]
+    if prefill and not prefill < least == most:
+        raise ConfigError(
+            f"--prefill-replicas ({sources['prefill_replicas']}) is {prefill}, and --replicas ({sources['replicas']}) "
+            f"is {values['replicas']}; set --replicas to a number above {prefill}, since others must decode"
         )
     if values["repository"] and several:
         raise ConfigError(

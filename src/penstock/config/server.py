@@ -71,6 +71,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     shutdown_delay: float = DEFAULTS["shutdown_delay"]  # seconds from a signal to stop to the first request refused
     preemption_notice: str = DEFAULTS["preemption_notice"]  # a file or URL; "": none
     replicas: str = DEFAULTS["replicas"]  # engines on this machine, see `replica_limits`
+    prefill_replicas: int = DEFAULTS["prefill_replicas"]  # of these, that compute prompts for the others
     scale_down_after: float = DEFAULTS["scale_down_after"]  # seconds for which fewer engines must have been enough
     hold_timeout: float = DEFAULTS["hold_timeout"]  # seconds that a request waits for an engine of the fleet
     engines: str = DEFAULTS["engines"]  # elsewhere; "": the server has its own

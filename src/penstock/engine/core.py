@@ -33,7 +33,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler
 
 if TYPE_CHECKING:
-    from penstock.engine.tier.tier import DiskTier
+    from penstock.engine.tier.tier import BlockTiers
 
 ADMISSION_SECONDS = 0.002  # the longest time in a step for adding new requests
 CONTESTED_SECONDS = 0.05  # the longest step that is planned while other engines wait for the processors
@@ -71,7 +71,7 @@ class EngineCore:
         incarnation: int,
         clock: Clock,
         lease: StepLease | None = None,
-        tier: "DiskTier | None" = None,
+        tiers: "BlockTiers | None" = None,
     ) -> None:
         """The executor has been started, and `capacity` is what it returned. Without `lease`, the processors are not
         shared with other engines."""
@@ -79,12 +79,12 @@ class EngineCore:
         self._executor = executor
         self._post = post
         self._depth = capacity.depth
-        self._resizable = capacity.resizable and tier is None  # a tier reads and fills blocks beside the steps
+        self._resizable = capacity.resizable and tiers is None  # these read and fill blocks beside the steps
         self._blocks = tuple(group.num_blocks for group in capacity.groups)
         self._incarnation = incarnation
         self._clock = clock
         self._lease, self._contested = lease, False
-        self._tier = tier
+        self._tiers = tiers
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results have not been taken
         self._backlog: dict[str, _Received] = {}  # by request id
@@ -139,8 +139,8 @@ class EngineCore:
                 self._execute(command)
             if self.stop_reason is not None:
                 return None
-        if self._tier is not None:
-            self._tier.advance(self._clock())
+        if self._tiers is not None:
+            self._tiers.advance(self._clock())
         if self._backlog:
             self._admit()
         wake = self._advance()
@@ -149,11 +149,11 @@ class EngineCore:
 
     def _admit(self) -> None:
         """Add requests for a bounded time, so that many new ones do not delay running ones. A request stays in the
-        backlog while its grammar is being compiled, or its blocks are read from the disk."""
+        backlog while its grammar is being compiled, or its blocks are read."""
         start = self._clock()
         for request_id, (request, _) in list(self._backlog.items()):
             prepared = request.grammar is None or self._is_prepared(request, request.grammar)
-            if prepared and (self._tier is None or self._tier.ready(request, start)):
+            if prepared and (self._tiers is None or self._tiers.ready(request, start)):
                 self._add(request_id)
             if self._clock() - start >= ADMISSION_SECONDS:
                 break
@@ -190,7 +190,7 @@ class EngineCore:
             if self._backlog:
                 return now + COMPILER_SECONDS
             self._idle = True
-            return self._tier.due(now) if self._tier is not None else None
+            return self._tiers.due(now) if self._tiers is not None else None
         if (due := self._executor.result_at) > now:
             return due
         try:
@@ -202,8 +202,8 @@ class EngineCore:
         now = self._clock()
         self._meter.step(result.timing, now)
         self._out.deltas += self._scheduler.apply(result, now)
-        if self._tier is not None:
-            self._tier.note_step(self._scheduler.prompt_tokens, result.timing.total)
+        if self._tiers is not None:
+            self._tiers.note_step(self._scheduler.prompt_tokens, result.timing.total)
         return now
 
     def _start_over(self, error: Exception) -> None:
@@ -225,8 +225,8 @@ class EngineCore:
         if not running or running != self._posted.running or mark >= self._stats_due:
             self._stats_due = mark + STATS_SECONDS
             stats = self._scheduler.stats(*self._meter.seconds)
-            if self._tier is not None:
-                stats = msgspec.structs.replace(stats, **self._tier.counts())
+            if self._tiers is not None:
+                stats = msgspec.structs.replace(stats, **self._tiers.counts())
             if stats != self._posted:
                 out.stats = self._posted = stats
             if self._watched and (changes := self._scheduler.block_changes()) is not None:
@@ -249,8 +249,8 @@ class EngineCore:
             case Abort():
                 if (received := self._backlog.pop(command.request_id, None)) is not None:
                     self._end(received.request, "abort")
-                if self._tier is not None:
-                    self._tier.forget(command.request_id)
+                if self._tiers is not None:
+                    self._tiers.forget(command.request_id)
                 self._out.deltas.extend(self._scheduler.abort(command.request_id, now))
                 self._out.aborted.append(command.request_id)
             case Control():
@@ -307,8 +307,8 @@ class EngineCore:
             case ResetCache():
                 blocks = self._scheduler.stats(*self._meter.seconds).blocks_cached
                 self._scheduler.reset_prefix_cache()
-                if self._tier is not None:
-                    self._tier.clear()
+                if self._tiers is not None:
+                    self._tiers.clear()
                 return ControlReply(command.serial, ForgottenBlocks(blocks))
             case Wake():
                 return ControlReply(command.serial, Completed())
@@ -319,7 +319,7 @@ class EngineCore:
             case Resize(share) if self._resizable:
                 return self._resize(command.serial, share)
             case Resize():
-                error = "the KV cache on a GPU, of ranks, of an encoder or with --kv-disk has a fixed size"
+                error = "the KV cache on a GPU, of ranks, of an encoder or with --kv-disk or --role has a fixed size"
             case Sleep():
                 # A client that can start the engine again executes this itself, and never sends it.
                 error = "this engine cannot sleep, as it cannot be started again"

@@ -71,7 +71,11 @@ class QueueChannel:
                 frames.append(self._commands.get(timeout=wait))
             while len(frames) < COMMANDS_AT_ONCE:
                 frames.append(self._commands.get_nowait())
-        return [command for frame in frames if (command := self._reader.read(frame)) is not None]
+        return [command for frame in frames if frame and (command := self._reader.read(frame)) is not None]
+
+    def waker(self) -> Callable[[], None]:
+        """See Channel. An empty frame is no command."""
+        return lambda: self._commands.put(b"")
 
     def post(self, step: Step) -> None:
         with self._lock:

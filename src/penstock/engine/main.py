@@ -68,16 +68,22 @@ def run_engine(
             if limits.speculation != "off":
                 limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
-            tier = None if folder is None else held.enter_context(folder.tier(scheduler, executor, capacity))
+            tiers = None
+            if folder is not None or config.pages is not None:
+                from penstock.engine.tier.open import open_tiers
+
+                opened = open_tiers(folder, config.pages, scheduler, executor, capacity, channel.waker())
+                tiers = held.enter_context(opened)
             core = EngineCore(
                 *(scheduler, executor, channel.post, capacity),
                 incarnation=config.incarnation,
                 clock=time.monotonic,
                 lease=backend.lease(config),
-                tier=tier,
+                tiers=tiers,
             )
             on_loaded()
-            channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
+            info = engine_info(config, capacity, eos_token_ids, 0 if tiers is None else tiers.page_port)
+            channel.announce(Ready(info, scheduler.stats()))
             channel.announce(Ended(core.run(channel)))
     except Exception as error:
         channel.announce(Ended(error_text(error)))
@@ -136,7 +142,9 @@ def _exact_speculation(limits: SchedulerConfig, capacity: Capacity, device: str)
     return limits
 
 
-def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...]) -> EngineInfo:
+def engine_info(
+    config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...], page_port: int = 0
+) -> EngineInfo:
     return EngineInfo(
         model=config.name,
         revision=config.revision,
@@ -152,5 +160,7 @@ def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[i
         memory=capacity.memory,
         identity=capacity.identity,
         max_step_tokens=config.max_num_batched_tokens,
+        role=config.role,
+        page_port=page_port,
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

@@ -108,7 +108,7 @@ class Streams:
         name = request.request_id
         if name in self._streams or name in self._aborting:
             raise RequestRejected(f"request id {name!r} is in use: give every request an id of its own")
-        most, tokens = self.queue.most, len(request.prompt_ids)
+        most, tokens = self.queue.most, request.queued_tokens
         if not 1 <= request.n <= most:
             raise RequestRejected(f"n={request.n}: from 1 to {most} choices are possible")
         if len(self._streams) + len(self._aborting) >= most:
@@ -284,7 +284,7 @@ class Streams:
     def _leave_queue(self, stream: Stream, *, started: bool) -> None:
         if stream.waits:
             stream.waits = False
-            self.queue.leave(len(stream.request.prompt_ids), started=started)
+            self.queue.leave(stream.request.queued_tokens, started=started)
 
     def _refuse(self, delta: TokenDelta) -> None:
         self.refused += 1

@@ -24,6 +24,7 @@ from penstock.messages.delta import (
     BlockChanges,
     ComputeUsage,
     EngineInfo,
+    EngineRole,
     EngineState,
     EngineStats,
     EngineStatus,
@@ -61,7 +62,15 @@ from penstock.messages.protocols import (
     RequestRejected,
     StepLease,
 )
-from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, TenantShare, Thinking
+from penstock.messages.request import (
+    LATER_PRIORITY,
+    GenerateRequest,
+    Grammar,
+    PagesAt,
+    PoolingParams,
+    TenantShare,
+    Thinking,
+)
 from penstock.messages.sampling import NEUTRAL, GivenSampling, SamplingParams, range_of
 from penstock.messages.stream import Stream
 from penstock.messages.window import Window

@@ -101,6 +101,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     disk_writes: int = 0
     disk_failures: int = 0  # that could not be read or written
     disk_dropped: int = 0  # that were evicted from memory before they could be written
+    # Between engines (--role), in blocks:
+    peer_reads: int = 0
+    peer_sends: int = 0
+    peer_failures: int = 0  # requests whose blocks did not all come
 
     def ended(self) -> "EngineStats":
         """The counters of an engine that has ended."""
@@ -130,8 +134,13 @@ _COUNTERS = (
     *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens", "decode_tokens"),
     *("drafts", "draft_tokens", "accepted_tokens"),
     *("step_seconds", "forward_seconds", "sample_seconds"),
-    *("disk_reads", "disk_writes", "disk_failures", "disk_dropped"),
+    *("disk_reads", "disk_writes", "disk_failures", "disk_dropped", "peer_reads", "peer_sends", "peer_failures"),
 )
+
+
+# What an engine of a fleet computes: all of its requests, prompts for other engines, or what follows their prompts. All
+# but the first exchange KV blocks with other engines.
+EngineRole = Literal["alone", "both", "prefill", "decode"]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +160,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRow, ...] = ()
     identity: Identity = Identity()
     max_step_tokens: int = 0  # tokens of the largest step; 0: unknown
+    role: EngineRole = "alone"
+    page_port: int = 0  # where other engines read KV blocks; 0: they do not
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
 
 

@@ -57,6 +57,13 @@ class TenantShare(msgspec.Struct, frozen=True, omit_defaults=True):
     claims: bool = True  # a tenant with less to do than its part takes places and blocks of one that is over its part
 
 
+class PagesAt(msgspec.Struct, frozen=True):
+    """Another engine that has KV blocks of a request, or computes them."""
+
+    address: str  # HOST:PORT
+    request_id: str  # of the request there that computes them; "": it has them already
+
+
 LATER_PRIORITY = 3600  # of requests that no client waits for: they leave half of the queue to others
 
 
@@ -84,7 +91,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     arrival: float = 0.0  # 0: when the engine receives the request
     deadline: float | None = None  # of the last token
     first_token_deadline: float | None = None
+    pages: PagesAt | None = None  # set by the front of a fleet
     prediction_ids: tuple[int, ...] = ()  # what the output is expected to be, for drafts; it changes no token
+
+    @property
+    def queued_tokens(self) -> int:
+        """The tokens of its prompt, unless another engine computes them."""
+        return 0 if self.pages is not None else len(self.prompt_ids)
 
     def on_clock(self, ahead: float) -> "GenerateRequest":
         """Return the same request with its times on a clock that is `ahead` seconds ahead."""

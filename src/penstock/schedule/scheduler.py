@@ -346,6 +346,10 @@ class Scheduler:
 
     # -- inspection -------------------------------------------------------------------------------------------
 
+    def has(self, request_id: str) -> bool:
+        """Return whether a request is here and has not ended."""
+        return request_id in self._live.requests
+
     @property
     def has_work(self) -> bool:
         """True while a plan is outstanding or a request has not ended."""

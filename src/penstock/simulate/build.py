@@ -6,8 +6,10 @@ from itertools import count
 from pathlib import Path
 
 from penstock.config import DoesNotFit, EngineConfig
+from penstock.config.memory import token_bytes
 from penstock.declared.settings import DEFAULTS
 from penstock.engine.queue import RequestQueue
+from penstock.families import model_facts
 from penstock.messages import Capacity, Identity, KVGroup
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.simulate.autoscale import Rate, ReplicaScaler
@@ -42,6 +44,7 @@ class SizedGroup:
     limits: SchedulerConfig
     cost: StepCostModel
     price: float  # of a device for an hour
+    token_bytes: int = 0  # of the KV blocks of a token
 
     @property
     def devices(self) -> int:
@@ -96,7 +99,7 @@ def size_group(spec: ReplicaSpec, prices: PriceBook, folder: Path) -> SizedGroup
         size, groups, engine.depth, Identity(spec.model), vocab_size=VOCABULARY, late_ids=spec.pipeline == 1
     )
     price = prices.hour(device.name, spot=spec.spot) if spec.price is None else spec.price
-    return SizedGroup(spec, capacity, limits, cost, price)
+    return SizedGroup(spec, capacity, limits, cost, price, sum(token_bytes(model_facts(model), engine)))
 
 
 def _blocks(cost: AnalyticCost) -> list[int]:
@@ -204,4 +207,7 @@ def _make_replica(
         machine or Machine(),
         queue,
         clock,
+        role=spec.role,
+        page_seconds=sized.token_bytes / spec.network,
+        step_tokens=sized.limits.max_num_batched_tokens,
     )

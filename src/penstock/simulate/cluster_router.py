@@ -14,7 +14,7 @@ from penstock.cluster.route import choose
 from penstock.cluster.view import ReplicaView, RouteRequest
 from penstock.messages import BlockKeys, EngineStats
 from penstock.schedule import Scheduler
-from penstock.simulate.replica import SimulatedReplica
+from penstock.simulate.replica import Routed, SimulatedReplica
 from penstock.simulate.traffic.request import SimulatedRequest
 
 
@@ -56,6 +56,7 @@ class _KnownReplica:
         return ReplicaView(
             name=replica.name,
             model=replica.model,
+            role=replica.role,
             max_num_seqs=replica.slots,
             max_model_len=2**31,
             kv_tokens=replica.kv_tokens,
@@ -82,7 +83,7 @@ class ClusterRouter:
         self._known: dict[str, _KnownReplica] = {}
         self._chains: dict[str, tuple[BlockKeys, bytes]] = {}
 
-    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
+    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed:
         """See SimulatedRouter."""
         views = tuple([self._view(replica, now) for replica in replicas])
         size = replicas[0].capacity.block_size
@@ -90,11 +91,15 @@ class ClusterRouter:
         cached = {name: count * size for name, count in self._index.match(keys, now).items()}
         self._seed += 1
         asked = RouteRequest(prompt_tokens=request.prompt_tokens, max_tokens=request.output, cached=cached)
-        name = choose(FleetView.of(views), asked, self._seed).replicas[0]
-        self._index.book(name, keys, now)
+        choice = choose(FleetView.of(views), asked, self._seed)
+        name, source = choice.replicas[0], self._known.get(choice.source)
         known = self._known[name]
-        known.send(request.prompt_tokens - cached.get(name, 0), now)
-        return known.replica
+        self._index.book(name, keys, now)
+        if source is not None and choice.computes:
+            self._index.book(choice.source, keys, now)
+            source.send(request.prompt_tokens - cached.get(choice.source, 0), now)
+        known.send(0 if source is not None else request.prompt_tokens - cached.get(name, 0), now)
+        return Routed(known.replica, None if source is None else source.replica, choice.computes)
 
     def _keys(self, request: SimulatedRequest, replica: SimulatedReplica) -> list[bytes]:
         size, weights = replica.capacity.block_size, replica.capacity.identity.weights

@@ -7,12 +7,13 @@ compares their plans. The engine's loop also serves a channel, grammars and oper
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.engine.core import STATS_SECONDS
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     Capacity,
+    EngineRole,
     EngineStats,
     GenerateRequest,
     RequestRejected,
@@ -54,10 +55,17 @@ class SimulatedReplica:
         machine: Machine,
         queue: RequestQueue,
         clock: EventClock,
+        *,
+        role: EngineRole = "alone",
+        page_seconds: float = 0.0,
+        step_tokens: int = 0,
     ) -> None:
+        """`page_seconds`: for the KV blocks of a token to come from another replica. `step_tokens`: of a step, at
+        most."""
         self.name, self.group, self.model, self.region = name, group, model, region
         self.scheduler, self.capacity, self.cost = scheduler, capacity, cost
         self.machine, self.queue, self.clock = machine, queue, clock
+        self.role, self.page_seconds, self.step_tokens = role, page_seconds, step_tokens
         self.batches = scheduler if isinstance(scheduler, BatchScheduler) else None
         self.state: ReplicaState = "ready"
         self.reachable = True  # from the router
@@ -100,12 +108,12 @@ class SimulatedReplica:
     def check(self, request: SimulatedRequest) -> None:
         """Raises QueueFull if the request would exceed the limits of the queue."""
         self.queue.running = self.scheduler.num_running
-        self.queue.check(request.prompt_tokens, request.priority)
+        self.queue.check(request.queued_tokens, request.priority)
 
     def book(self, request: SimulatedRequest) -> None:
         """Counts a request that is on its way."""
         self.in_flight[request.number] = self.waiting[request.number] = request
-        self.queue.join(request.prompt_tokens)
+        self.queue.join(request.queued_tokens)
 
     def receive(self, message: GenerateRequest) -> None:
         """Takes a request. The engine reads it between two steps."""
@@ -120,7 +128,20 @@ class SimulatedReplica:
         """Notes that a request is no longer in flight here."""
         self.in_flight.pop(request.number, None)
         if self.waiting.pop(request.number, None) is not None:
-            self.queue.leave(request.prompt_tokens, started=False)
+            self.queue.leave(request.queued_tokens, started=False)
+
+    def take_blocks(self, source: "SimulatedReplica", request: SimulatedRequest) -> None:
+        """Puts the blocks of a prompt that another replica has into the prefix cache, as far as there is room."""
+        if not (isinstance(self.scheduler, Scheduler) and isinstance(source.scheduler, Scheduler)):
+            return
+        leases, there, blocks = self.scheduler.leases, source.scheduler.leases, []
+        for key in leases.keys(request.message()):
+            if not (there.cached(key) and leases.spare):
+                break
+            if not leases.cached(key):
+                blocks.append(leases.reserve())
+                leases.publish(blocks[-1], key)
+        leases.give_back(blocks[::-1])
 
     # -- the engine's loop ----------------------------------------------------------------------------------------
 
@@ -177,7 +198,7 @@ class SimulatedReplica:
             for request_id in self.scheduler.begun(plan):
                 request = self.waiting.pop(int(request_id), None)
                 if request is not None:
-                    self.queue.leave(request.prompt_tokens, started=True)
+                    self.queue.leave(request.queued_tokens, started=True)
         if not self.counter.repeated:
             tokens = self._tokens
             for seq in plan.gone:
@@ -192,3 +213,11 @@ class SimulatedReplica:
         self.busy += occupied
         self.rows += occupied * (len(plan.work) if self.batches is None else self.batches.useful_rows)
         self._outstanding.append((begin + took, StepResult(plan.plan_id, self._results)))
+
+
+class Routed(NamedTuple):
+    """The replica of a request, and one whose KV blocks it reads before: see cluster.route.RouteChoice."""
+
+    replica: SimulatedReplica
+    source: SimulatedReplica | None = None
+    computes: bool = False

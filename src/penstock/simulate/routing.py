@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.simulate.cluster_router import ClusterRouter
-from penstock.simulate.replica import SimulatedReplica
+from penstock.simulate.replica import Routed, SimulatedReplica
 from penstock.simulate.traffic.request import SimulatedRequest
 
 
 class SimulatedRouter(Protocol):
     """Chooses among replicas that can take the request; there is at least one."""
 
-    def choose(
-        self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float
-    ) -> SimulatedReplica: ...
+    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed: ...
 
 
 class RoundRobin:
@@ -22,9 +20,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
+    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed:
         self._next += 1
-        return replicas[(self._next - 1) % len(replicas)]
+        return Routed(replicas[(self._next - 1) % len(replicas)])
 
 
 class LeastLoaded:
@@ -33,10 +31,10 @@ class LeastLoaded:
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> SimulatedReplica:
+    def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed:
         self._turn = (self._turn + 1) % len(replicas)
         in_turn = (*replicas[self._turn :], *replicas[: self._turn])
-        return min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight))
+        return Routed(min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight)))
 
 
 def make_router(name: str, seed: int) -> SimulatedRouter:

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
@@ -147,7 +147,9 @@ class Simulation:
                 self.held += 1
                 self.later(LOOK_SECONDS, self.route, request, held + LOOK_SECONDS)
             return
-        replica = self._router.choose(request, able, self.clock.now)
+        routed = self._router.choose(request, able, self.clock.now)
+        replica = routed.replica
+        request.apart = routed.source is not None
         try:
             replica.check(request)
         except QueueFull:
@@ -155,11 +157,33 @@ class Simulation:
             return
         record.replica = replica.name
         replica.book(request)
-        message = request.message(record.sent)
+        if routed.source is None:
+            self._send(replica, request.message(record.sent))
+        elif routed.computes:
+            prefill = replace(request, number=-request.number, output=1, apart=False)
+            routed.source.book(prefill)
+            self._send(routed.source, prefill.message())
+        else:
+            self._transfer(routed.source, request)
+
+    def _send(self, replica: SimulatedReplica, message: GenerateRequest) -> None:
         if self._front:
             self.later(self._front, self._deliver, replica, message)
         else:
             self._deliver(replica, message)
+
+    def _transfer(self, source: SimulatedReplica, request: SimulatedRequest) -> None:
+        """Lets the blocks of a prompt come from the replica that has computed it. Those of earlier steps have come
+        while the last one was computed."""
+        replica = self.replicas.get(self._records[request.number].replica)
+        if replica is not None:
+            tokens = min(request.prompt_tokens, source.step_tokens)
+            self.later(tokens * replica.page_seconds, self._transferred, source, replica, request)
+
+    def _transferred(self, source: SimulatedReplica, replica: SimulatedReplica, request: SimulatedRequest) -> None:
+        if request.number in replica.in_flight:  # else it has ended, or has moved
+            replica.take_blocks(source, request)
+            self._send(replica, request.message(self._records[request.number].sent))
 
     def _deliver(self, replica: SimulatedReplica, message: GenerateRequest) -> None:
         replica.receive(message)
@@ -171,6 +195,9 @@ class Simulation:
 
     def move(self, request: SimulatedRequest) -> None:
         """Sends a request again, with the tokens that it has, after its replica has ended."""
+        if request.number < 0:  # a prompt for another replica, which computes it now
+            self._prefilled(None, request)
+            return
         record = self._records[request.number]
         if record.status != "open":
             return
@@ -249,6 +276,9 @@ class Simulation:
         number = int(delta.request_id)
         if number not in replica.in_flight:
             return
+        if number < 0:
+            self._ended(replica, number, "done")
+            return
         record = self._records[number]
         record.sent = delta.offset + len(delta.token_ids)
         if record.first < 0 and record.sent:
@@ -261,7 +291,23 @@ class Simulation:
         request = replica.in_flight.get(number)
         if request is not None:
             replica.gone(request)
-            self._close(request, status)
+            if number < 0:
+                self._prefilled(replica if status == "done" else None, request)
+            else:
+                self._close(request, status)
+
+    def _prefilled(self, source: SimulatedReplica | None, prefill: SimulatedRequest) -> None:
+        """A prompt was computed for another replica, or was not: then that computes it. The first one is the one in
+        flight there."""
+        number = -prefill.number
+        replica = self.replicas.get(self._records[number].replica)
+        request = None if replica is None else replica.in_flight.get(number)
+        if request is None or replica is None or not request.apart:
+            return
+        if source is None:
+            self._send(replica, request.message(self._records[number].sent))
+        else:
+            self._transfer(source, request)
 
     # -- counts -----------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ TENANTS = (
 )
 HOST = (  # of an engine alone
     "--served-model-name ours --fleet-key secret --allow-insecure-bind --tls-certificate cert.pem --tls-key key.pem "
+    "--fleet-ca authority.pem "
     "--max-waiting 64 --max-waiting-tokens 9000 --target-itl 50 --step-deadline 60 --drain-timeout 5 --log-format text "
     "--log-level info --access-log 0.1 --vllm-metrics --no-vllm-metrics --event-log engine.jsonl --kv-disk kv,1GiB "
     "--preemption-notice preempted"
@@ -70,6 +71,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
     "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB --max-loaded 2 --min-stay 5",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
+    "plan tiny --replicas 2 --prefill-replicas 1",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
 MODELS: Sequence[str] = (  # in this order
@@ -151,7 +153,7 @@ SCALED = (  # tests/cluster/test_kubernetes.py runs it
     "fleet scale 127.0.0.1:1 --on kubernetes:default/deployment/engines --replicas 2 --servers http://127.0.0.1:1 "
     "--threads 1 --window 60 --idle 60 --standby 1 --kubernetes-api {api} --fleet-key secret"
 )
-ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0"
+ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0 --role both --page-port 0"
 FRONT = f"serve --engines {{engine}} {FLEET} --route round-robin --move-anywhere"
 OF_FLEET: Sequence[str] = (f"fleet status {{engine}} {FLEET}", f"fleet drain {{engine}} --grace 1 {FLEET}")
 WITH_SERVER: Sequence[str] = (
@@ -206,7 +208,15 @@ OF_RANKS = {
 ELSEWHERE: Mapping[str, set[str]] = {
     "plan": set(),
     "serve": GPU_ONLY
-    | {"--api-processes", "--no-expert-parallel", "--otlp-endpoint", "--quota-redis", "--watermark", "--watermark-key"},
+    | {
+        "--api-processes",
+        "--prefill-replicas",
+        "--no-expert-parallel",
+        "--otlp-endpoint",
+        "--quota-redis",
+        "--watermark",
+        "--watermark-key",
+    },
     "engine": GPU_ONLY | OF_RANKS | {"--otlp-endpoint", "--watermark", "--watermark-key"},
     "fleet scale": {"--run", "--fleet-ca"},  # tests/ray_cluster; as of the other commands of fleet
     "embed": GPU_ONLY

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cluster.client import FleetClient
 from penstock.cluster.members import Members, find_addresses
+from penstock.cluster.route import Route, choose
 from penstock.engine.remote.connector import connect_engine
 from penstock.messages import Drain
 from tests.e2e.fleet.engines import KEY, EngineHostProcess, engines
@@ -29,9 +30,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineHostP
 
 
 @contextlib.asynccontextmanager
-async def front(addresses: str) -> AsyncIterator[FleetClient]:
+async def front(addresses: str, route: Route = choose) -> AsyncIterator[FleetClient]:
     """A fleet's client of the engines at these addresses."""
-    fleet = FleetClient(clock=time.monotonic)
+    fleet = FleetClient(route, clock=time.monotonic)
     members = Members(fleet, find_addresses(addresses), lambda address: connect_engine(address, KEY))
     keeping = asyncio.create_task(members.run())
     try:

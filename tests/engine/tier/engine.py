@@ -7,10 +7,13 @@ from pathlib import Path
 
 from penstock.engine.core import EngineCore
 from penstock.engine.link.wire import Abort, Add, Control, Step
+from penstock.engine.tier.disk import DiskTier
 from penstock.engine.tier.files import PageFiles
-from penstock.engine.tier.tier import DiskTier
+from penstock.engine.tier.lender import Lender
+from penstock.engine.tier.reader import BlockReader, PageSource
+from penstock.engine.tier.tier import BlockTiers
 from penstock.engine.tier.worker import T
-from penstock.messages import Capacity, GenerateRequest, Identity, KVGroup, SamplingParams
+from penstock.messages import Capacity, GenerateRequest, Identity, KVGroup, PagesAt, SamplingParams
 from penstock.schedule import Event, Scheduler, SchedulerConfig, replay
 from tests.engine.simulated import Answer, expected
 from tests.engine.tier.pages import PagedExecutor
@@ -45,6 +48,8 @@ class TierEngine:
         self.clock = VirtualClock(1.0)
         self.wall = time.time()  # files get the times of this machine
         self.count = 0
+        self.peer_jobs = ManualJobs()
+        self.peer: Callable[[PagesAt], PageSource] | None = None  # returns the blocks of another engine
         self.start()
 
     def start(self) -> None:
@@ -55,29 +60,41 @@ class TierEngine:
         self.reads, self.writes = ManualJobs(), ManualJobs()
         self.results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.files = PageFiles(self.folder, "simulated", len(self.executor.page(0)))
-        self.tier = DiskTier(
+        leases, page = self.scheduler.leases, self.executor.page
+        self.disk = DiskTier(
             self.files,
-            self.scheduler.leases,
-            self.executor.page,
+            leases,
+            page,
             (self.reads, self.writes),
-            self.results,
             block_size=4,
             most_bytes=MOST_BLOCKS * self.files.file_bytes,
             most_seconds=DAY,
             wall_clock=lambda: self.wall,
         )
+        self.reader = BlockReader(leases, page, 4, self._source)
+        self.lender = Lender(leases, page, lambda name: self.reader.waits(name) or self.scheduler.has(name))
+        self.tiers = BlockTiers(self.reader, self.results, disk=self.disk, lender=self.lender)
         self.core = EngineCore(
-            self.scheduler, self.executor, self._post, CAPACITY, incarnation=3, clock=self.clock, tier=self.tier
+            self.scheduler, self.executor, self._post, CAPACITY, incarnation=3, clock=self.clock, tiers=self.tiers
         )
         self.answers: dict[str, tuple[GenerateRequest, Answer]] = {}
 
-    def ask(self, text: int, length: int, *, salt: str = "", n: int = 1, seed: int = 0) -> str:
+    def _source(self, request: GenerateRequest) -> PageSource | None:
+        if request.pages is not None and self.peer is not None:
+            return self.peer(request.pages)
+        return self.disk if self.disk.has_blocks else None
+
+    def ask(
+        self, text: int, length: int, *, salt: str = "", n: int = 1, seed: int = 0, pages: PagesAt | None = None
+    ) -> str:
         """Send a request whose prompt is the beginning of a text. Return its id."""
         self.count += 1
         prompt = tuple((text * 7 + i * i) % VOCABULARY for i in range(length))
         sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=seed)
         name = f"r{self.count}"
-        request = GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, n=n, cache_salt=salt)
+        request = GenerateRequest(
+            request_id=name, prompt_ids=prompt, sampling=sampling, n=n, cache_salt=salt, pages=pages
+        )
         self.answers[name] = request, Answer(request)
         self.step(Add(request))
         return name
@@ -105,11 +122,11 @@ class TierEngine:
     def settle(self) -> None:
         """Run everything to its end."""
         for _ in range(1000):
-            while self.work(self.reads) or self.work(self.writes):
+            while self.work(self.reads) or self.work(self.writes) or self.work(self.peer_jobs):
                 pass
             idle = not self.scheduler.has_work and not self.core._backlog
-            self.step()  # the tier sees what the step before has freed
-            if idle and self.tier.due(0.0) is None and not self.writes.waiting:
+            self.step()  # the tiers see what the step before has freed
+            if idle and self.tiers.due(0.0) is None and not self.writes.waiting:
                 return
             self.clock.now += 0.5
         raise AssertionError("there is still something to do")
@@ -120,7 +137,7 @@ class TierEngine:
 
     def check(self) -> None:
         """Every answer is whole and right, no block is held, and the log gives the same plans."""
-        assert not self.scheduler.leases.held and not self.tier._fetches
+        assert not self.scheduler.leases.held and not self.reader._fetches
         assert set(self.scheduler.stats().blocks_held) == {0}
         check_scheduler(self.scheduler)
         for request, answer in self.answers.values():

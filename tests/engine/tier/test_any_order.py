@@ -1,4 +1,5 @@
-"""No event in any order gives a wrong token or loses a block: the disk tier beside the real core and scheduler."""
+"""No event in any order gives a wrong token or loses a block: a disk and another engine beside the real core and
+scheduler."""
 
 import os
 import random
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engine.link.wire import Abort, Control
-from penstock.messages import ResetCache
+from penstock.messages import PagesAt, ResetCache
 from penstock.schedule import replay
+from tests.engine.tier.direct import DirectPages
 from tests.engine.tier.engine import DAY, MOST_BLOCKS, TierEngine
 from tests.schedule.invariants import check_scheduler
 
@@ -25,7 +27,11 @@ class TierMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
         self.away = self.folder / "away"
-        self.engine = TierEngine(self.folder)
+        self.peer_folder = Path(tempfile.mkdtemp(prefix="kv-peer-"))
+        self.engine, self.peer = TierEngine(self.folder), TierEngine(self.peer_folder)
+        self.sources: list[DirectPages] = []
+        self.damages = False
+        self.engine.peer = self._source
         for text in range(3):
             self.engine.ask(text, 44)
         self.engine.settle()
@@ -36,6 +42,58 @@ class TierMachine(RuleBasedStateMachine):
     )
     def ask(self, text: int, length: int, salt: str, n: int) -> None:
         self.engine.ask(text, length, salt=salt, n=n, seed=self.engine.count % 3)
+
+    def _source(self, where: PagesAt) -> DirectPages:
+        self.sources.append(DirectPages(self.engine, self.peer, where, self.engine.peer_jobs))
+        self.sources[-1].damages = self.damages
+        return self.sources[-1]
+
+    @rule(text=st.integers(0, 5), length=st.integers(1, 60), computes=st.booleans())
+    def ask_apart(self, text: int, length: int, computes: bool) -> None:
+        """The other engine computes the prompt, or has its blocks or not."""
+        name = self.peer.ask(text, length) if computes else ""
+        self.engine.ask(text, length, seed=self.engine.count % 3, pages=PagesAt("", name))
+
+    @rule(steps=st.sampled_from([1, 5, 50]))
+    def peer_computes(self, steps: int) -> None:
+        self.peer.compute(steps)
+
+    @rule(count=st.sampled_from([1, 3, 50]))
+    def peer_sends(self, count: int) -> None:
+        self.engine.work(self.engine.peer_jobs, count)
+
+    @rule(count=st.sampled_from([1, 3, 50]))
+    def peer_writes(self, count: int) -> None:
+        self.peer.work(self.peer.writes, count)
+        self.peer.work(self.peer.reads, count)
+
+    @rule()
+    def peer_forgets(self) -> None:
+        self.peer.step(Control(1, ResetCache()))
+
+    @rule()
+    def peer_is_killed(self) -> None:
+        replay(self.peer.events)
+        self.peer.start()
+
+    @rule(damages=st.booleans())
+    def pages_are_damaged(self, damages: bool) -> None:
+        """Those of connections that begin after this."""
+        self.damages = damages
+
+    @rule(pick=st.integers(0, 100))
+    def connection_is_cut(self, pick: int) -> None:
+        if self.sources:
+            self.sources[-1 - pick % min(len(self.sources), 3)].cut = True
+
+    @rule(pick=st.integers(0, 100))
+    def peer_request_ends(self, pick: int) -> None:
+        """The front gives up the prompt at the other engine."""
+        answers = self.peer.answers
+        if answers:
+            request_id = list(answers)[pick % len(answers)]
+            del answers[request_id]
+            self.peer.step(Abort(request_id))
 
     @rule(steps=st.sampled_from([1, 5, 50]))
     def compute(self, steps: int) -> None:
@@ -104,20 +162,28 @@ class TierMachine(RuleBasedStateMachine):
             self.engine.settle()
         replay(self.engine.events)
         self.disk_fails(False)
+        for source in self.sources:
+            source.end()
+        self.sources.clear()
+        self.engine.peer_jobs.waiting.clear()
         self.engine.start()
 
     @invariant()
     def blocks_agree(self) -> None:
         check_scheduler(self.engine.scheduler)
-        assert len(self.engine.tier._index) <= MOST_BLOCKS
+        check_scheduler(self.peer.scheduler)
+        assert len(self.engine.disk._index) <= MOST_BLOCKS
 
     def teardown(self) -> None:
         try:
             self.disk_fails(False)
             self.engine.settle()
+            self.peer.settle()
             self.engine.check()
+            self.peer.check()
         finally:
             shutil.rmtree(self.folder)
+            shutil.rmtree(self.peer_folder)
 
 
 TestTierMachine = TierMachine.TestCase
@@ -130,12 +196,17 @@ TestTierMachine.settings = settings(
 def test_a_long_walk(seed: int) -> None:
     """The same events at random, with so many requests that blocks are read all the time, and some of them spoilt."""
     source, machine = random.Random(seed), TierMachine()
-    engine, reads, failures = machine.engine, 0, 0
+    engine, reads, failures, peer_reads = machine.engine, 0, 0, 0
     try:
-        for _ in range(1500):
+        for _ in range(1000):
             chance = source.random()
-            if chance < 0.5:
+            if chance < 0.35:
                 machine.ask(source.randrange(6), source.randint(1, 60), source.choice(("", "", "other")), 1)
+            elif chance < 0.45:
+                machine.ask_apart(source.randrange(6), source.randint(1, 60), source.random() < 0.8)
+                machine.damages = source.random() < 0.2
+            elif chance < 0.5:
+                machine.peer_sends(source.randrange(20))
             elif chance < 0.6:
                 machine.client_leaves(source.randrange(100))
             elif chance < 0.7:
@@ -149,10 +220,11 @@ def test_a_long_walk(seed: int) -> None:
             elif chance < 0.97:
                 engine.work(source.choice((engine.reads, engine.writes)), source.randrange(60))
             else:
-                counts = engine.tier.counts()
+                counts = engine.tiers.counts()
                 reads, failures = reads + counts["disk_reads"], failures + counts["disk_failures"]
+                peer_reads += counts["peer_reads"]
                 machine.engine_is_killed(idle=source.random() < 0.7)
             machine.blocks_agree()
     finally:
         machine.teardown()
-    assert reads > 50 and failures > 10
+    assert reads > 20 and failures > 10 and peer_reads > 50

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.engine.link.wire import Abort, Control
-from penstock.engine.tier.tier import READS_AT_ONCE, STALLED_SECONDS, WRITES_AT_ONCE
+from penstock.engine.tier.disk import READS_AT_ONCE, STALLED_SECONDS, WRITES_AT_ONCE
 from penstock.messages import ResetCache
 from tests.engine.tier.engine import DAY, MOST_BLOCKS, TierEngine
 
@@ -20,7 +20,7 @@ def engine(tmp_path: Path) -> TierEngine:
     engine = TierEngine(tmp_path)
     engine.ask(1, LONG)
     engine.settle()
-    assert engine.tier.counts()["disk_writes"] >= 10
+    assert engine.tiers.counts()["disk_writes"] >= 10
     engine.start()
     return engine
 
@@ -30,7 +30,7 @@ def test_a_text_is_read_and_not_computed(engine: TierEngine) -> None:
     assert not engine.scheduler.has_work and len(engine.reads.waiting) == READS_AT_ONCE
     engine.settle()
     assert engine.cached(again) == LONG - 1
-    assert engine.tier.counts()["disk_reads"] == LONG // 4
+    assert engine.tiers.counts()["disk_reads"] == LONG // 4
     engine.check()
 
 
@@ -55,10 +55,10 @@ def test_a_text_of_another_salt_is_computed(engine: TierEngine) -> None:
 def test_blocks_in_memory_are_not_read(engine: TierEngine) -> None:
     engine.ask(1, 20)
     engine.settle()
-    before = engine.tier.counts()["disk_reads"]
+    before = engine.tiers.counts()["disk_reads"]
     again = engine.ask(1, LONG)
     engine.settle()
-    assert engine.tier.counts()["disk_reads"] - before == 5 and engine.cached(again) == LONG - 1
+    assert engine.tiers.counts()["disk_reads"] - before == 5 and engine.cached(again) == LONG - 1
     engine.check()
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_computed(engine: TierEngine) -> None:
         os.truncate(path, 70)
     again = engine.ask(1, LONG)
     engine.settle()
-    assert engine.cached(again) == 0 and engine.tier.counts()["disk_failures"] == READS_AT_ONCE
+    assert engine.cached(again) == 0 and engine.tiers.counts()["disk_failures"] == READS_AT_ONCE
     engine.check()
 
 
@@ -96,20 +96,20 @@ def test_a_client_that_leaves_stops_the_reads(engine: TierEngine) -> None:
 
 
 def test_reading_must_be_faster_than_computing(engine: TierEngine) -> None:
-    engine.tier._read_rate = 1.0  # byte a second
-    engine.tier._prefill_rate = 1000.0
+    engine.disk._read_rate = 1.0  # byte a second
+    engine.reader.prefill_rate = 1000.0
     again = engine.ask(1, LONG)
     assert not engine.reads.waiting
     engine.settle()
     assert engine.cached(again) == 0
     for _ in range(600):
-        engine.tier._is_faster()
-    assert engine.tier._is_faster()  # it is tried again after some time
+        engine.disk.patience(LONG, 1000.0)
+    assert engine.disk.patience(LONG, 1000.0)  # it is tried again after some time
     engine.check()
 
 
 def test_a_request_waits_no_longer_than_computing_takes(engine: TierEngine) -> None:
-    engine.tier._prefill_rate = 100.0
+    engine.reader.prefill_rate = 100.0
     waits = engine.ask(1, LONG)
     engine.clock.now += LONG / 100.0
     engine.step()
@@ -134,7 +134,7 @@ def test_old_blocks_are_deleted(engine: TierEngine) -> None:
     engine.wall += 2 * DAY
     engine.clock.now += 60.0
     engine.settle()
-    assert len(engine.tier._index) == 0 and not list(engine.files.folder.iterdir())
+    assert len(engine.disk._index) == 0 and not list(engine.files.folder.iterdir())
 
 
 def test_the_disk_has_no_more_than_it_may(engine: TierEngine) -> None:
@@ -143,8 +143,8 @@ def test_the_disk_has_no_more_than_it_may(engine: TierEngine) -> None:
         engine.ask(text, LONG)
         engine.compute()
         engine.settle()
-        assert len(list(engine.files.folder.iterdir())) == len(engine.tier._index) <= MOST_BLOCKS
-    assert len(engine.tier._index) > MOST_BLOCKS // 2
+        assert len(list(engine.files.folder.iterdir())) == len(engine.disk._index) <= MOST_BLOCKS
+    assert len(engine.disk._index) > MOST_BLOCKS // 2
     last, first = engine.ask(19, LONG), engine.ask(1, LONG)
     engine.settle()
     assert engine.cached(last) == LONG - 1 and engine.cached(first) == 0
@@ -153,18 +153,18 @@ def test_the_disk_has_no_more_than_it_may(engine: TierEngine) -> None:
 
 def test_blocks_of_one_second_do_not_displace_each_other_forever(engine: TierEngine) -> None:
     """All blocks are equally old, and the disk has room for fewer than memory."""
-    engine.tier._most_blocks = 12
+    engine.disk._most_blocks = 12
     for text in range(2, 6):
         engine.ask(text, LONG)
     engine.compute()
     for _ in range(400):
         engine.step()
         engine.work(engine.writes)
-    writes = engine.tier.counts()["disk_writes"]
+    writes = engine.tiers.counts()["disk_writes"]
     for _ in range(50):
         engine.step()
         engine.work(engine.writes)
-    assert engine.tier.counts()["disk_writes"] == writes and not engine.writes.waiting
+    assert engine.tiers.counts()["disk_writes"] == writes and not engine.writes.waiting
     engine.settle()
     engine.check()
 
@@ -176,7 +176,7 @@ def test_a_slow_disk_forgets_and_blocks_no_step(engine: TierEngine) -> None:
         assert engine.answers[name][1].ends
         assert len(engine.writes.waiting) <= WRITES_AT_ONCE
     engine.settle()
-    assert engine.tier.counts()["disk_dropped"] > 0
+    assert engine.tiers.counts()["disk_dropped"] > 0
     engine.check()
 
 
@@ -188,14 +188,14 @@ def test_a_full_disk_is_tried_again_each_second(engine: TierEngine, caplog: pyte
     engine.step()
     assert engine.work(engine.writes) == WRITES_AT_ONCE
     engine.step()
-    assert not engine.writes.waiting and engine.tier.due(engine.clock.now) == pytest.approx(engine.tier._write_after)
+    assert not engine.writes.waiting and engine.tiers.due(engine.clock.now) == pytest.approx(engine.disk._write_after)
     engine.clock.now += 1.1
     engine.step()
     assert engine.work(engine.writes) == WRITES_AT_ONCE
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     away.rename(engine.files.folder)
     engine.settle()
-    assert engine.tier.counts()["disk_writes"] >= 10
+    assert engine.tiers.counts()["disk_writes"] >= 10
     engine.check()
 
 

@@ -8,6 +8,7 @@ from penstock.cli import completion
 from penstock.cli.options import ENGINE, ENGINE_HOST, Flags, takes
 from penstock.cli.sections import SectionedHelp
 from penstock.cli.usage import PlainUsage
+from penstock.messages import EngineRole
 
 ENGINES = typer.Argument(metavar="ENGINES", help="As --engines of serve: HOST:PORT,... or file:PATH or dns:NAME:PORT.")
 KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_FLEET_KEY", help="The engines' key.")
@@ -17,6 +18,12 @@ MODEL = typer.Argument(
     metavar="MODEL", help="The model, named as in penstock serve.", autocompletion=completion.model_names
 )
 LISTEN = typer.Option(metavar="HOST:PORT", help="Address for servers to connect to; port 0 takes a free one.")
+ROLE = typer.Option(
+    metavar="ROLE", help="alone; prefill, decode or both: exchange KV blocks with other engines, by what it computes."
+)
+PAGE_PORT = typer.Option(
+    metavar="PORT", min=0, max=65535, help="With a role, the port for other engines to read KV blocks; 0: a free one."
+)
 
 fleet = typer.Typer(name="fleet", rich_markup_mode=None)
 
@@ -38,11 +45,13 @@ def _engine(
     *,
     model: Annotated[str | None, MODEL] = None,
     listen: Annotated[str, LISTEN] = "127.0.0.1:9000",
+    role: Annotated[EngineRole, ROLE] = "alone",
+    page_port: Annotated[int, PAGE_PORT] = 0,
     flags: Flags,
 ) -> None:
     from penstock.cli.serving.engine_host import serve_engine
 
-    serve_engine(model, listen, flags, context.obj)
+    serve_engine(model, listen, flags, context.obj, role=role, page_port=page_port)
 
 
 @fleet.callback(help="Look at engines elsewhere, and end them.", invoke_without_command=True)

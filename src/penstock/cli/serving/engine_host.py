@@ -18,16 +18,25 @@ if TYPE_CHECKING:
     import ssl
 
     from penstock.engine.client import StreamingClient
-    from penstock.messages import ControlAnswer, ControlMessage
+    from penstock.messages import ControlAnswer, ControlMessage, EngineRole
     from penstock.prepare.model import PreparedModel
 
 LOOK_SECONDS = 0.05  # between looks whether the last request has left
 MARGIN_SECONDS = 5.0  # beyond the grace of a drain, for fronts to move their requests
 
 
-def serve_engine(model: str | None, listen: str, flags: Flags, engine: EngineChild | None = None) -> None:
+def serve_engine(
+    model: str | None,
+    listen: str,
+    flags: Flags,
+    engine: EngineChild | None = None,
+    *,
+    role: "EngineRole" = "alone",
+    page_port: int = 0,
+) -> None:
     """Runs an engine until SIGTERM, SIGINT or a drain, after which it takes no new requests and lets those in progress
-    end or move. `engine` is the engine process if the caller has already started one."""
+    end or move. `engine` is the engine process if the caller has already started one. With a role, other engines read
+    KV blocks at `page_port`."""
     began = time.monotonic()
     gc.disable()  # until the engine is ready
     try:
@@ -54,6 +63,8 @@ def serve_engine(model: str | None, listen: str, flags: Flags, engine: EngineChi
             )
         sock = bind(host, port, "--listen")
         prepared = prepare_found(find_given(given))
+        if role != "alone":
+            prepared = _with_role(prepared, role, host, page_port)
         child.send_config(prepared.resolved.engine)
         server = prepared.resolved.server
         configure_logging(server.log_level, server.log_format)
@@ -64,6 +75,31 @@ def serve_engine(model: str | None, listen: str, flags: Flags, engine: EngineChi
         except (EngineError, OSError) as error:
             show_end(prepared.resolved, error)
             sys.exit(1)
+
+
+def _with_role(prepared: "PreparedModel", role: "EngineRole", host: str, page_port: int) -> "PreparedModel":
+    """Returns the model with an engine that exchanges KV blocks. Raises ConfigError if it cannot."""
+    from penstock.cli.serving.shares import with_engine
+    from penstock.config import ConfigError
+    from penstock.config.engine import PageAccess
+
+    engine, server = prepared.resolved.engine, prepared.resolved.server
+    if engine.device != "cpu" or engine.split.world > 1 or not engine.enable_prefix_caching:
+        raise ConfigError(f"--role is {role}, which needs --device cpu, one rank and --enable-prefix-caching")
+    if bool(server.tls_certificate) != bool(server.fleet_ca):
+        raise ConfigError(
+            f"--role is {role}, and KV blocks go both ways between engines: set both --tls-certificate and --fleet-ca, "
+            "or none"
+        )
+    pages = PageAccess(
+        host=host,
+        port=page_port,
+        key=server.fleet_key,
+        certificate=server.tls_certificate,
+        private_key=server.tls_key,
+        authority=server.fleet_ca,
+    )
+    return with_engine(prepared, role=role, pages=pages)
 
 
 async def _main(prepared: "PreparedModel", child: EngineChild, sock: socket.socket, began: float) -> None:

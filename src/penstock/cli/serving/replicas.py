@@ -3,9 +3,12 @@ memory."""
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from penstock.cli.serving.shares import machine_share
 from penstock.cluster.autoscaler import Autoscaler
@@ -14,9 +17,10 @@ from penstock.cluster.place import PlacedEngine, PlacementError, PlaceStatus
 from penstock.cluster.route import ROUTES
 from penstock.cluster.scale import ScalePolicy
 from penstock.config import ConfigError, Hardware
+from penstock.config.engine import EngineConfig, PageAccess
 from penstock.config.sizes import replica_limits
 from penstock.engine.link.ipc import spawn
-from penstock.messages import EngineClient, EngineError
+from penstock.messages import EngineClient, EngineError, EngineRole
 from penstock.observe.fleet import FleetSeries
 from penstock.observe.metrics import Metrics
 
@@ -67,6 +71,7 @@ class LocalEngines:
         self._places: dict[int, LocalEngine] = {}
         self._processors = processors_of(replica_limits(prepared.resolved.server.replicas)[1])
         self._changed = asyncio.Event()
+        self._key = secrets.token_hex(16)  # for engines to read KV blocks from each other
         self._failure = ""  # why the last start failed
         self._started = 0
 
@@ -132,7 +137,7 @@ class LocalEngines:
     async def _start(self, place: int, name: str) -> None:
         try:
             processors = self._processors[place]
-            client = await spawn(self._prepared.resolved.engine, resumes=True, processors=processors)
+            client = await spawn(self._config(place), resumes=True, processors=processors)
         except EngineError as error:
             self._failure = str(error)
             self._places.pop(place, None)
@@ -140,6 +145,14 @@ class LocalEngines:
             self._fleet.join(name, client)
             self._places[place].starting, self._places[place].since = None, self._fleet.clock()
         self._changed.set()
+
+    def _config(self, place: int) -> EngineConfig:
+        """Returns the settings of the engine in a place: the first ones compute prompts for the others."""
+        resolved = self._prepared.resolved
+        if not resolved.server.prefill_replicas:
+            return resolved.engine
+        role: EngineRole = "prefill" if place < resolved.server.prefill_replicas else "decode"
+        return replace(resolved.engine, role=role, pages=PageAccess(key=self._key))
 
     async def _drained(self, place: int) -> None:
         """End an engine when its last request has ended or left."""

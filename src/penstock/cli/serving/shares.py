@@ -67,7 +67,7 @@ class EngineShares:
         # Else the engine would take its KV cache from all memory that is available when it starts.
         kv_bytes = prepared.resolved.memory.kv_bytes
         fixed = found.given.sources.keys() & {"kv_cache_memory", "kv_disk"}
-        return _with_engine(
+        return with_engine(
             prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * self.at_once
         )
 
@@ -81,7 +81,7 @@ class EngineShares:
             raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
-        return _with_engine(prepared, lease=lease)
+        return with_engine(prepared, lease=lease)
 
     async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
         """Starts the engine of a model, with its place and its budget. Returns its client when it has computed a
@@ -114,7 +114,8 @@ def _takes_turns(prepared: PreparedModel) -> bool:
     return prepared.hardware.device == "cpu" and one_rank and bool(instruction_sets())
 
 
-def _with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+def with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
+    """Returns the model with other settings of its engine."""
     resolved = prepared.resolved
     engine = msgspec.structs.replace(resolved.engine, **changes)
     return with_changes(prepared, resolved=with_changes(resolved, engine=engine))

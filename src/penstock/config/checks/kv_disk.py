@@ -1,4 +1,4 @@
-"""Refuses --kv-disk with models and settings that it does not go with."""
+"""Refuses KV blocks on a disk, and from other engines, with models and settings that these do not go with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,9 @@ from penstock.config.sources import ConfigError
 
 
 def check_kv_disk(values: Mapping[str, Any], sources: Mapping[str, str], facts: ModelFacts, device: str) -> None:
-    """Raise ConfigError if the disk tier does not go with this model or these settings."""
-    if not values["kv_disk"]:
+    """Raise ConfigError if --kv-disk or --prefill-replicas does not go with this model or these settings."""
+    name = "kv_disk" if values["kv_disk"] else "prefill_replicas"
+    if not values[name]:
         return
     ranks = values["tensor_parallel_size"] * values["pipeline_parallel_size"]
     if facts.state_elements or len(facts.groups) != 1:
@@ -24,4 +25,4 @@ def check_kv_disk(values: Mapping[str, Any], sources: Mapping[str, str], facts: 
         why = f"--enable-prefix-caching ({sources['enable_prefix_caching']}) is off: leave one of the two out"
     else:
         return
-    raise ConfigError(f"--kv-disk ({sources['kv_disk']}) is {values['kv_disk']}, but {why}")
+    raise ConfigError(f"--{name.replace('_', '-')} ({sources[name]}) is {values[name]}, but {why}")

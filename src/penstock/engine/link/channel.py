@@ -1,5 +1,6 @@
 """The engine's end of the link to its client."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.engine.link.wire import Command, Ended, Ready, Refused, Step
@@ -23,4 +24,8 @@ class Channel(Protocol):
 
     def announce(self, event: Ready | Ended) -> None:
         """Send that the engine is ready, or that it ends, after all that was posted."""
+        ...
+
+    def waker(self) -> Callable[[], None]:
+        """Return a function for other threads, which lets a `receive` that blocks return."""
         ...

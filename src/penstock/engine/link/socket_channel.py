@@ -1,9 +1,12 @@
 """The engine's end of the socket to a client in another process."""
 
 import math
+import os
 import select
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 
 from penstock.engine.link.channel import COMMANDS_AT_ONCE
 from penstock.engine.link.commands import CommandReader
@@ -30,6 +33,7 @@ class SocketChannel:
         self._behind = False  # bytes or steps wait for room in the socket
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
+        self._waker: int | None = None  # an eventfd that other threads write to; it is open until the process ends
         self._more = False  # more commands may be in the buffer, which makes no descriptor readable
 
     def receive(self, *, wait: float) -> list[Command | Refused]:
@@ -62,13 +66,25 @@ class SocketChannel:
         self._settle()
         self._frames.close()
 
+    def waker(self) -> Callable[[], None]:
+        """See Channel."""
+        if self._waker is None:
+            self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return partial(os.eventfd_write, self._waker, 1)
+
     def _sleep(self, seconds: float) -> None:
         """Block until there is a command or the time is over. Late messages leave meanwhile when there is room."""
         end = time.monotonic() + seconds
         poll = select.poll()
+        if self._waker is not None:
+            poll.register(self._waker, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
             poll.register(self._frames, select.POLLIN | (select.POLLOUT if self._behind else 0))
-            if any(events & ~select.POLLOUT for _, events in poll.poll(math.ceil(left * 1000))):
+            found = poll.poll(math.ceil(left * 1000))
+            if self._waker is not None and any(file == self._waker for file, _ in found):
+                os.eventfd_read(self._waker)
+                return
+            if any(events & ~select.POLLOUT for _, events in found):
                 return
             self._send_late()
 

@@ -56,43 +56,74 @@ _decoder = msgspec.msgpack.Decoder(EngineHello | Greeting | Welcome | Refusal)
 M = TypeVar("M")
 
 
+class EngineEnd:
+    """The engine's frames. `hello` comes first."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._challenge = key, secrets.token_bytes(_CHALLENGE_BYTES)
+        self.hello = _encode(EngineHello(LINK_VERSION, __version__, self._challenge))
+
+    def judge(self, frame: bytes) -> tuple[bytes, str, str]:
+        """Return the answer to a greeting, the front's name, and why it may not connect, "" if it may. Raises
+        EngineError for anything but a greeting."""
+        greeting = _read(frame, Greeting)
+        challenges, reason = self._challenge + greeting.challenge, ""
+        if greeting.link != LINK_VERSION:
+            reason = _versions("front", greeting.link, greeting.version)
+        elif len(greeting.challenge) != _CHALLENGE_BYTES or not _proves(
+            self._key, b"front", challenges, greeting.proof
+        ):
+            reason = "the front's key is not this engine's: give both the same PENSTOCK_FLEET_KEY"
+        answer = Refusal(reason) if reason else Welcome(_proof(self._key, b"engine", challenges))
+        return _encode(answer), greeting.front, reason
+
+
+class FrontEnd:
+    """The front's frames."""
+
+    def __init__(self, key: str, front: str) -> None:
+        """`front` is its name, for the engine's log."""
+        self._key, self._front, self._challenges = key, front, b""
+
+    def greet(self, frame: bytes) -> bytes:
+        """Return the answer to an engine's hello. Raises WrongKey and EngineError."""
+        hello = _read(frame, EngineHello)
+        if hello.link != LINK_VERSION:
+            raise WrongKey(_versions("engine", hello.link, hello.version))
+        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        self._challenges = hello.challenge + challenge
+        proof = _proof(self._key, b"front", self._challenges)
+        return _encode(Greeting(LINK_VERSION, __version__, self._front, challenge, proof))
+
+    def check(self, frame: bytes) -> None:
+        """Check the engine's answer to a greeting. Raises WrongKey and EngineError."""
+        if not _proves(self._key, b"engine", self._challenges, _read(frame, Welcome).proof):
+            raise WrongKey("the engine has not proved that it has the key: give both the same PENSTOCK_FLEET_KEY")
+
+
 async def admit(connection: TcpConnection, key: str) -> str:
     """Let a front in, at the engine's end. Returns its name. Raises EngineError with the reason if it may not."""
-    async with _limited():
-        hello = EngineHello(LINK_VERSION, __version__, secrets.token_bytes(_CHALLENGE_BYTES))
-        connection.send(_encode(hello))
-        greeting = await _read(connection, Greeting)
-        if greeting.link != LINK_VERSION:
-            raise _refused(connection, _versions("front", greeting.link, greeting.version))
-        challenges = hello.challenge + greeting.challenge
-        if len(greeting.challenge) != _CHALLENGE_BYTES or not _proves(key, b"front", challenges, greeting.proof):
-            raise _refused(connection, "the front's key is not this engine's: give both the same PENSTOCK_FLEET_KEY")
-        connection.send(_encode(Welcome(_proof(key, b"engine", challenges))))
-        return greeting.front
+    async with asyncio.timeout(SECONDS):
+        end = EngineEnd(key)
+        connection.send(end.hello)
+        answer, front, refused = end.judge(await connection.frame())
+        connection.send(answer)
+        if refused:
+            raise EngineError(refused)
+        return front
 
 
 async def introduce(connection: TcpConnection, key: str, front: str) -> None:
     """Be let in by an engine, at the front's end. Raises WrongKey, and EngineError if the engine does not answer."""
-    async with _limited():
-        hello = await _read(connection, EngineHello)
-        if hello.link != LINK_VERSION:
-            raise WrongKey(_versions("engine", hello.link, hello.version))
-        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-        challenges = hello.challenge + challenge
-        proof = _proof(key, b"front", challenges)
-        connection.send(_encode(Greeting(LINK_VERSION, __version__, front, challenge, proof)))
-        welcome = await _read(connection, Welcome)
-        if not _proves(key, b"engine", challenges, welcome.proof):
-            raise WrongKey("the engine has not proved that it has the key: give both the same PENSTOCK_FLEET_KEY")
+    async with asyncio.timeout(SECONDS):
+        end = FrontEnd(key, front)
+        connection.send(end.greet(await connection.frame()))
+        end.check(await connection.frame())
 
 
-def _limited() -> asyncio.Timeout:
-    return asyncio.timeout(SECONDS)
-
-
-async def _read(connection: TcpConnection, kind: type[M]) -> M:
+def _read(frame: bytes, kind: type[M]) -> M:
     try:
-        message = _decoder.decode(await connection.frame())
+        message = _decoder.decode(frame)
     except msgspec.DecodeError:
         raise EngineError("the other end does not speak this protocol: is it a penstock engine?") from None
     if isinstance(message, Refusal):
@@ -100,11 +131,6 @@ async def _read(connection: TcpConnection, kind: type[M]) -> M:
     if not isinstance(message, kind):
         raise EngineError("the other end does not keep to the protocol")
     return message
-
-
-def _refused(connection: TcpConnection, reason: str) -> EngineError:
-    connection.send(_encode(Refusal(reason)))
-    return EngineError(reason)
 
 
 def _versions(other: str, link: int, version: str) -> str:

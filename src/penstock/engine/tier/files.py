@@ -1,8 +1,8 @@
 """The files of the disk tier: one for each block, checked whenever it is read.
 
-A file begins with a header: a magic number, the block's key, the length of its page and a checksum (CRC-32) of key and
-page. The page follows. A file is written under another name and then renamed, so one that was cut off is never read.
-Functions that run on the tier's threads return False when the disk fails; nothing else depends on the tier.
+A file is a header and the page, as between engines. It is written under another name and then renamed, so one that
+was cut off is never read. Functions that run on the tier's threads return False when the disk fails; nothing else
+depends on the tier.
 """
 
 import contextlib
@@ -15,10 +15,20 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
-HEADER = struct.Struct("<8s32sQI12x")
+HEADER = struct.Struct("<8s32sQI12x")  # magic number, key, length of the page, checksum (CRC-32) of key and page
 MAGIC = b"penstkv1"
 PART = ".part"  # the end of a file's name while it is written
 LOCK = "lock"  # the file in the tier's folder that its engine has locked
+
+
+def page_header(key: bytes, page: memoryview) -> bytes:
+    """Return what goes before a page on a disk and between engines."""
+    return HEADER.pack(MAGIC, key, len(page), zlib.crc32(page, zlib.crc32(key)))
+
+
+def is_page(header: bytes | bytearray, key: bytes, page: memoryview) -> bool:
+    """Return whether a page is the one of this key, whole and unchanged, by the header that came with it."""
+    return HEADER.unpack(header) == (MAGIC, key, len(page), zlib.crc32(page, zlib.crc32(key)))
 
 
 def block_name(key: bytes) -> int:
@@ -60,7 +70,7 @@ class PageFiles:
     def write(self, key: bytes, page: memoryview) -> bool:
         """Write a block's file. Returns False if the disk is full or fails; nothing is left then."""
         path = self._path(block_name(key))
-        header = HEADER.pack(MAGIC, key, len(page), zlib.crc32(page, zlib.crc32(key)))
+        header = page_header(key, page)
         try:
             file = os.open(path + PART, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             try:
@@ -86,8 +96,7 @@ class PageFiles:
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 count = os.preadv(file, (header, page), 0)
-                found = HEADER.unpack(header)
-                if count == self.file_bytes and found == (MAGIC, key, len(page), zlib.crc32(page, zlib.crc32(key))):
+                if count == self.file_bytes and is_page(header, key, page):
                     os.utime(file)
                     return time.perf_counter() - began
             finally:

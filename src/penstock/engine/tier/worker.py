@@ -1,4 +1,4 @@
-"""A thread that does the tier's work on files, beside the engine's steps."""
+"""Threads that work on pages, beside the engine's steps."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+Results = queue.SimpleQueue[Callable[[], None]]  # what the engine's thread calls when a thread has done something
 
 NICE = 5  # added to the thread's niceness: kernels that compute beside it get three quarters of a shared core
 
@@ -24,10 +25,10 @@ class Jobs(Protocol):
         ...
 
 
-class DiskThread:
+class JobThread:
     """Jobs on a thread of their own. It is a daemon: a disk that hangs does not keep the process alive."""
 
-    def __init__(self, name: str, results: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    def __init__(self, name: str, results: Results) -> None:
         """The engine's thread calls what comes out of `results`."""
         self._results = results
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
@@ -44,9 +45,14 @@ class DiskThread:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        give_way()
         while (job := self._jobs.get()) is not None:
             self._results.put(job())
+
+
+def give_way() -> None:
+    """Lower the priority of the calling thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _run(work: Callable[[], T], done: Callable[[T | None], None]) -> Callable[[], None]:
@@ -54,5 +60,5 @@ def _run(work: Callable[[], T], done: Callable[[T | None], None]) -> Callable[[]
     try:
         value = work()
     except Exception:
-        log.exception("the disk tier's work has failed; what it was for is computed instead")
+        log.exception("work on KV pages has failed; what it was for is computed instead")
     return partial(done, value)

@@ -55,11 +55,17 @@ class SimulatedRequest:
     first_token_timeout: float = 0.0
     turn: int = 1  # of its session, from 1
     user: int = 0  # of a closed loop
+    apart: bool = False  # another replica than its own computes its prompt
     prompt_tokens: int = field(init=False)
     _prompt_ids: tuple[int, ...] = ()  # once they were needed
 
     def __post_init__(self) -> None:
         self.prompt_tokens = sum([run.length for run in self.prompt])
+
+    @property
+    def queued_tokens(self) -> int:
+        """The tokens that its replica must compute before it starts."""
+        return 0 if self.apart else self.prompt_tokens
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
