@@ -65,6 +65,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --tensor-parallel-size 2",
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --api-processes 2",
+    "plan tiny --providers providers.yaml",
     "plan tiny --kv-disk kv,1GiB,7",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
