@@ -1,9 +1,9 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
 They run in a folder that has `tiny`, a model; `repository` with the models `ours` and `ranks`; settings.yaml;
-marks.yaml; prices.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem; keys and
-audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its event log,
-{ledger} its ledger, {engine} the address of an engine.
+marks.yaml; prices.yaml; providers.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem;
+keys and audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its
+event log, {ledger} its ledger, {engine} the address of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ OF_TENANTS: Sequence[str] = (
 )
 REPOSITORY_SERVER = (
     "serve --repository repository --load-model ours --load-model ranks --max-loaded 2 --min-stay 5 --state-dir none "
-    "--client-shared-memory 1MiB"
+    "--client-shared-memory 1MiB --providers providers.yaml"
 )
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",
