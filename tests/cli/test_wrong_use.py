@@ -41,6 +41,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requests.jsonl").write_text('{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}')
     add(str(tmp_path / "tenants.yaml"), "search", "default", None, (), (), admin=False)
+    (tmp_path / "wrong_providers.yaml").write_text('{"providers": {"x": {"url": "http://127.0.0.1:1/v1"}}}')
     (tmp_path / "short.key").write_text("too short\n")
 
 

@@ -249,6 +249,11 @@ SHARED: Mapping[str, Wrong] = {
         (NO_FILE, "there is no such folder; create it, or name another one"),
         ("requests.jsonl", "there is no such folder"),
     ),
+    "--providers": (
+        *_EMPTY,
+        (NO_FILE, "cannot be read"),
+        ("wrong_providers.yaml", "at providers.x.url: it is 'http://127.0.0.1:1/v1': plain HTTP or a private address"),
+    ),
     "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
     "--client-shared-memory": (*_SIZE, ("4096", "there is no --repository; add it")),
     "--max-loaded": (*_COUNT, ("2", "there is no --repository; add it")),

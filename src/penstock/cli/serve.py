@@ -51,9 +51,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.prepare.promises import promise
 
         given, default = read_given(model, flags), ServerConfig()
-        if given.settings.repository and given.settings.model is None:
+        if (given.settings.repository or given.settings.providers) and given.settings.model is None:
             child.take_over().close()  # the engines of its language models start with their own settings
-            _serve_repository(given, flags, began)
+            _serve_without_model(given, flags, began)
             return
         alone = not given.settings.engines and given.settings.replicas in (None, "1")
         if not alone:  # it was started before the settings were read
@@ -231,7 +231,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
             await repository.close()
 
 
-def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
+def _serve_without_model(given: "Given", flags: Flags, began: float) -> None:
+    """Serves a repository, the models of providers, or both."""
     import uvloop
 
     from penstock.cli.address import bind, listen
@@ -239,9 +240,10 @@ def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
     from penstock.messages import EngineError
     from penstock.observe.logs import configure_logging
     from penstock.observe.stderr import complain
-    from penstock.prepare.checks import check_grpc, check_tls
+    from penstock.prepare.checks import check_grpc, check_providers, check_tls
 
     server = resolve_server(given)
+    check_providers(server)
     sock = bind(server.host, server.port)
     grpc_sock = None if server.grpc_port is None else bind(server.host, server.grpc_port, "--grpc-port")
     check_grpc(server)
@@ -250,13 +252,13 @@ def _serve_repository(given: "Given", flags: Flags, began: float) -> None:
     dropped_lines = configure_logging(server.log_level, server.log_format)
     watch_for_preemption(server.preemption_notice)
     try:
-        uvloop.run(_repository_main(server, flags, sock, grpc_sock, dropped_lines, began))
+        uvloop.run(_main_without_model(server, flags, sock, grpc_sock, dropped_lines, began))
     except (EngineError, OSError) as error:
         complain(f"penstock: {error}")
         sys.exit(1)
 
 
-async def _repository_main(
+async def _main_without_model(
     server: "ServerConfig",
     flags: Flags,
     sock: socket.socket,
@@ -270,28 +272,35 @@ async def _repository_main(
     from penstock.cli.serving.answering import Answering
     from penstock.cli.serving.repository import ServedRepository
     from penstock.cli.serving.shares import EngineShares
+    from penstock.frontend import ModelRegistry
     from penstock.frontend.http.loading import answering_early
     from penstock.observe.metrics import Metrics
     from penstock.prepare.checks import check_tls
 
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     tls = check_tls(server)
-    shares = EngineShares(Path(server.repository), server.max_loaded)
-    repository = ServedRepository(server, flags, metrics, None, shares)
+    repository = None
+    if server.repository:
+        shares = EngineShares(Path(server.repository), server.max_loaded)
+        repository = ServedRepository(server, flags, metrics, None, shares)
+    registry = ModelRegistry() if repository is None else repository.registry
     grpc = _freed(grpc_sock)
 
     def ready() -> None:
         url = url_of(sock, tls=tls is not None)
-        log.info("serving %s on %s, ready after %.1f s", server.repository, url, time.monotonic() - began)
+        what = server.repository or server.providers
+        log.info("serving %s on %s, ready after %.1f s", what, url, time.monotonic() - began)
         if grpc is not None:
             log.info("KServe's gRPC service is on %s:%d", *grpc)
 
     try:
-        async with answering_early(sock, None if tls is None else tls.context):
-            await repository.start()
-        await Answering(repository.registry, server, metrics, grpc).run(sock, ready)
+        if repository is not None:
+            async with answering_early(sock, None if tls is None else tls.context):
+                await repository.start()
+        await Answering(registry, server, metrics, grpc).run(sock, ready)
     finally:
-        await repository.close()
+        if repository is not None:
+            await repository.close()
 
 
 async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:

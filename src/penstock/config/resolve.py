@@ -79,7 +79,8 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
 
 
 def resolve_server(given: Given) -> ServerConfig:
-    """Choose the settings of a server without a model of its own, which has a repository. Raises ConfigError."""
+    """Choose the settings of a server without a model of its own, which has a repository or providers. Raises
+    ConfigError."""
     values, sources = _server_values(given)
     for name in ("event_log", "kv_disk"):
         if name in given.sources:
@@ -101,10 +102,9 @@ def resolve_front(given: Given, model: str) -> ServerConfig:
                 f"--{name.replace('_', '-')} ({given.sources[name]}) is a setting of engines, and this server's are "
                 "elsewhere (--engines): give it to penstock engine"
             )
-    if values["repository"]:
-        raise ConfigError(
-            f"--repository ({sources['repository']}) does not go with --engines: start a server for each of them"
-        )
+    for name in ("repository", "providers"):
+        if values[name]:
+            raise ConfigError(f"--{name} ({sources[name]}) does not go with --engines: start a server for each of them")
     values.setdefault("served_model_name", model)
     sources.setdefault("served_model_name", "default")
     _check_server(values, sources)
@@ -201,7 +201,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
 
 
 def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    for name in ("repository", "manage_models"):
+    for name in ("repository", "manage_models", "providers"):
         if values[name] and values["api_processes"] > 1:
             raise ConfigError(
                 f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "

@@ -52,6 +52,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     repository: str = DEFAULTS["repository"]  # a folder of models; "": none
+    providers: str = DEFAULTS["providers"]  # a file with models of providers; "": none
     max_loaded: int | None = DEFAULTS["max_loaded"]  # language models of the repository that have an engine; None: all
     min_stay: float = DEFAULTS["min_stay"]  # seconds that one of these has it at least
     load_model: tuple[str, ...] = DEFAULTS["load_model"]  # of the repository, at the start; (): all

@@ -116,6 +116,7 @@ class GivenSettings(BaseModel):
         port: int | None
         grpc_port: int | None
         repository: str | None
+        providers: str | None
         max_loaded: int | None
         watermark: str | None
         watermark_key: str | None

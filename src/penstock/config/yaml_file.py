@@ -1,7 +1,13 @@
 """Reads YAML that people write: a bounded file, and errors of one line that name the place."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+_PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`$")
 
 
 def read_yaml_text(path: Path, most: int, named: str) -> str:
@@ -38,3 +44,14 @@ def parse_yaml(text: str, named: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"{named}, line {mark.line + 1}" if mark is not None else named
         raise ValueError(f"{where}: not valid YAML: {problem or 'it is nested too deeply'}") from None
+
+
+def convert_yaml(content: Any, kind: type[T], named: str) -> T:
+    """Returns what a YAML text said as a struct. Raises ValueError that names the place and what is wrong there."""
+    try:
+        return msgspec.convert({} if content is None else content, kind)
+    except msgspec.ValidationError as error:
+        found = _PLACE.search(str(error))
+        where = f", at {found['place']}" if found is not None and found["place"] else ""
+        what = _PLACE.sub("", str(error)).replace("`", "")
+        raise ValueError(f"{named}{where}: {what[:1].lower()}{what[1:]}") from None

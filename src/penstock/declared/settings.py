@@ -113,6 +113,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "nothing is stored"),
         Setting("repository", text("DIR"), "Folder of models to serve, of any kind, also beside MODEL", "",
                 "one model is served", words="none", more="[repository.md](repository.md)"),
+        Setting("providers", text("FILE"), "YAML file with models of providers, beside MODEL or alone", "",
+                "all models are here", words="none", more="[gateway.md](gateway.md)"),
         Setting("load_model", Kind("list", "NAME"), "Model of the repository to load at the start, or none; repeatable",
                 (), "all that the folder has", words="all", more="In a file or a variable, with commas between them"),
         Setting("client_shared_memory", SIZE, "Most bytes of shared memory in which clients on this machine may pass "

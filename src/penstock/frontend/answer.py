@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
-from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
+from penstock.frontend.generation import ChoiceUpdate, Updates, Usage
 from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.streamed import StreamedResponse
@@ -95,17 +95,18 @@ Keep = Callable[[bytes], Awaitable[bytes]]
 
 
 async def stream(
-    generation: Generation,
+    generation: Updates,
     codec: Codec,
     send: Send,
     retry_after: int,
     keep: Keep | None = None,
     more: Mapping[str, str] = MappingProxyType({}),
+    silent: float | None = None,
 ) -> None:
     """Sends each update as events. `keep` is awaited before the end of a complete answer is sent. `more` are headers.
 
-    The response starts with the first update, or after SILENT_SECONDS. Errors before it are raised, so that the answer
-    has an error status. Later errors become the wire's error event.
+    The response starts with the first update, or after `silent` seconds (None: SILENT_SECONDS). Errors before it are
+    raised, so that the answer has an error status. Later errors become the wire's error event.
     """
     headers: Headers = [
         (b"content-type", codec.stream_type),
@@ -116,7 +117,7 @@ async def stream(
     updates = generation.updates()
     async with (
         aclosing(updates),
-        StreamedResponse(send, headers, lambda: codec.opening(generation.usage), codec.heartbeat) as response,
+        StreamedResponse(send, headers, lambda: codec.opening(generation.usage), codec.heartbeat, silent) as response,
     ):
         try:
             first = await anext(updates)
@@ -130,7 +131,7 @@ async def stream(
     await send({"type": "http.response.body", "body": end})
 
 
-def _failure(error: Exception, generation: Generation, codec: Codec, retry_after: int) -> bytes:
+def _failure(error: Exception, generation: Updates, codec: Codec, retry_after: int) -> bytes:
     """The bytes that end a stream that failed after it began."""
     failure = as_api_error(error, retry_after)
     if failure.code == INTERNAL_ERROR:
@@ -144,7 +145,7 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
 
 
 async def collect(
-    generation: Generation, codec: Codec, keep: Keep | None = None, unread: HeldBytes | None = None
+    generation: Updates, codec: Codec, keep: Keep | None = None, unread: HeldBytes | None = None
 ) -> bytes:
     """Returns one answer once every choice is complete, and `keep` is. `unread` counts its bytes as it grows.
 
@@ -169,7 +170,7 @@ async def collect(
 
 async def _send_rest(
     updates: AsyncGenerator[ChoiceUpdate, None],
-    generation: Generation,
+    generation: Updates,
     codec: Codec,
     response: StreamedResponse,
     retry_after: int,

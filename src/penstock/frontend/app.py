@@ -33,6 +33,7 @@ from penstock.frontend.http.keys import ApiKeys, Keys
 from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
+from penstock.frontend.providers.fallbacks import Fallbacks
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.siblings import Siblings
@@ -58,6 +59,7 @@ def create_app(
     tracer: Tracer | None = None,
     store: ModelStore | None = None,
     siblings: Siblings | None = None,
+    fallbacks: Fallbacks | None = None,
 ) -> Access:
     """Returns an ASGI app that serves these models.
 
@@ -66,6 +68,7 @@ def create_app(
     of `AdminRoutes` require the admin key or, if the server needs no key at all, loopback. The app's `lifecycle` counts
     requests and can refuse new ones. `metrics` has the series of these models. With a `tracer`, requests that generate
     are traced. With a `store`, clients may download and delete models. `siblings` are the server's other API processes.
+    `fallbacks` are models that answer if others cannot.
     """
     limits = limits or RequestLimits.of(config)
     storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock, metrics.storage)
@@ -77,7 +80,22 @@ def create_app(
     keys = office.keys if office is not None else ApiKeys(config.api_key, config.api_key_file)
     background = _background(keys, limits, models, storage, siblings, config.seed, office)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
-    site = Site(models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings, office)
+    site = Site(
+        *(
+            models,
+            limits,
+            config.seed,
+            bodies,
+            unread,
+            tracer,
+            store,
+            storage,
+            wake_batches,
+            siblings,
+            office,
+            fallbacks,
+        )
+    )
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     probes = _Probes(models, lifecycle, metrics if siblings is None else siblings, wires)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.frontend.answer import Codec, Keep
-from penstock.frontend.generation import PromptPart
+from penstock.frontend.generation import Generation, PromptPart, Updates
 from penstock.frontend.http.asgi import first_value
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.limits import RequestLimits
@@ -20,6 +20,7 @@ from penstock.frontend.store import ModelStore
 from penstock.frontend.tenants.account import RequestAccount
 from penstock.frontend.versions.serving import Version
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import RequestTrace
 
 SESSION = b"x-session-id"  # requests with one id get one version during a rollout
 
@@ -107,3 +108,10 @@ class Call(NamedTuple):
     operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"
     keep: Keep | None = None  # stores a complete answer before its end is sent
     headers: Mapping[str, str] = MappingProxyType({})  # of the answer
+
+    def generation(self, start: float, request_id: str = "", trace: RequestTrace | None = None) -> Updates:
+        """Returns the output of the model's engine, or of its provider. See Generation."""
+        model, metrics = self.context.model, self.context.metrics
+        if model.remote is not None:
+            return model.remote.generation(self, start, request_id, trace)
+        return Generation(model, self.parts, metrics, self.operation, start, request_id, trace)

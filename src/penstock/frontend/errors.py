@@ -72,6 +72,13 @@ class ContextOverflow(APIError):
         self.limit = limit
 
 
+class ProviderFailed(APIError):
+    """A provider could not answer. Another model may."""
+
+    def __init__(self, status: int, message: str, code: str, *, retry_after: int | None = None) -> None:
+        super().__init__(status, message, code=code, retry_after=retry_after)
+
+
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete. No answer can be sent."""
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -54,6 +54,16 @@ class Usage(msgspec.Struct):
     first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
     price: PriceEntry | None = None  # by which the answer says what it cost; None: it does not say it
+
+
+class Updates(Protocol):
+    """The output of one call, wherever it is generated. See Generation."""
+
+    request_id: str
+    usage: Usage
+
+    def updates(self, gather: int = 1) -> AsyncGenerator[ChoiceUpdate, None]: ...
+    def shown(self) -> dict[str, Any]: ...
 
 
 class _ChoiceState:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.frontend.answer import collect
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
-from penstock.frontend.generation import Generation, PromptPart
+from penstock.frontend.generation import PromptPart, Updates
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.limits import RequestLimits
@@ -148,9 +148,10 @@ class LocalRequests:
         call: Call = await function(body, context)
         return Answer(await collect(self._generation(call), call.codec))
 
-    def _generation(self, call: Call) -> Generation:
-        parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
-        return Generation(call.context.model, parts, call.context.metrics, call.operation, time.monotonic())
+    def _generation(self, call: Call) -> Updates:
+        if self._priority is not None:
+            call = call._replace(parts=tuple(map(self._prioritised, call.parts)))
+        return call.generation(time.monotonic())
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """Like `answer`, but waits while the queue is full, and while the engine is started again. A request that fails

@@ -15,8 +15,7 @@ from typing import NamedTuple, cast
 
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import APIError, ClientGone
-from penstock.frontend.generation import Generation
+from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.http.asgi import (
     Answer,
     ASGIApp,
@@ -34,6 +33,7 @@ from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.providers.fallbacks import Fallbacks, Trial
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
@@ -69,6 +69,7 @@ class Site:
     wake_batches: Callable[[], None] = lambda: None
     siblings: Siblings | None = None
     office: TenantOffice | None = None  # None: the server has no tenants
+    fallbacks: Fallbacks | None = None  # None: only the model that a request names answers it
 
     @contextmanager
     def context(
@@ -77,18 +78,21 @@ class Site:
         wire: Wire,
         held: HeldBytes | None = None,
         check: Callable[[ServedModel], None] = lambda model: None,
+        trial: Trial | None = None,
     ) -> Iterator[RequestContext]:
         """Yields what a wire's function needs besides the body, with a new id for its answer. The versions that the
         request uses stay until the block ends. Call it after the body is read.
 
         A GET request gets the current version at once: it does not wait for a reload, and does not keep an engine
-        awake. `check` raises the error for a model that cannot do what the route does.
+        awake. `check` raises the error for a model that cannot do what the route does. `trial` chooses the model.
         """
         entered: list[Version] = []
 
         async def enter(name: str | None) -> Version:
             if scope["method"] in _SAFE_METHODS:
                 return self.models.find(name).version
+            if trial is not None:
+                name = trial.model_for(name)
             version = await _enter(self.models, name, context)
             entered.append(version)
             check(version.model)
@@ -215,6 +219,7 @@ class _Route:
         self._site = site
         self._wire = wire
         self._function = route.function
+        self._path = route.path
         self._binary = route.binary
 
 
@@ -238,15 +243,26 @@ class _GenerateRoute(_Route):
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
+            trial = None if site.fallbacks is None else Trial(site.fallbacks)
             async with while_connected(receive):
-                with site.context(scope, self._wire, held, check_generates) as context:
-                    call = cast(Call | Answer | StreamedAnswer, await read(body, context))
-                    del body
-                    held.release()
-                    if isinstance(call, StreamedAnswer):
-                        await _send_chunks(call, send)
-                        return
-                    made = call if isinstance(call, Answer) else await self._generate(call, info, send)
+                while True:
+                    try:
+                        with site.context(scope, self._wire, held, check_generates, trial) as context:
+                            call = cast(Call | Answer | StreamedAnswer, await read(body, context))
+                            if trial is None or trial.last:
+                                body = b""
+                                held.release()
+                            if isinstance(call, StreamedAnswer):
+                                await _send_chunks(call, send)
+                                return
+                            made = call if isinstance(call, Answer) else await self._generate(call, info, send, trial)
+                        break
+                    except Exception as error:
+                        if trial is None or not trial.goes_on(error):
+                            raise
+                        if info.account is not None:
+                            code = as_api_error(error, site.limits.retry_after).code or ""
+                            info.account.leave(request_id=info.request_id, route=self._path, error=code)
                 # The version is free now: a reload does not wait for a client that reads slowly.
                 if made is not None:
                     await _send_answer(made, info, send)
@@ -255,15 +271,16 @@ class _GenerateRoute(_Route):
         finally:
             held.release()
 
-    async def _generate(self, call: Call, info: RequestInfo, send: Send) -> Answer | None:
+    async def _generate(self, call: Call, info: RequestInfo, send: Send, trial: Trial | None) -> Answer | None:
         """Returns the whole answer; None if it was streamed."""
-        model, metrics = call.context.model, call.context.metrics
-        generation = Generation(model, call.parts, metrics, call.operation, info.start, info.request_id, info.trace)
+        generation = call.generation(info.start, info.request_id, info.trace)
         if info.account is not None:
             generation.usage.price = info.account.shown_price
         try:
             if call.stream:
-                await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep, call.headers)
+                silent = None if trial is None else trial.silent_seconds
+                after = self._site.limits.retry_after
+                await stream(generation, call.codec, send, after, call.keep, call.headers, silent)
                 return None
             return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
         finally:

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.offload import FewAtOnce
@@ -13,6 +14,9 @@ from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import ChatFormat
 from penstock.text.prompts import PromptEncoder, PromptWorkers
+
+if TYPE_CHECKING:
+    from penstock.frontend.providers.model import ProviderModel
 
 PROMPT_WORKERS = 2  # processes that encode large prompts
 
@@ -46,6 +50,7 @@ class ServedModel:
     family: str = "penstock"
     parameters: int = 0
     quantization: str = ""  # of most weights, such as Q4_K_M, INT8 or BF16
+    remote: "ProviderModel | None" = None  # of a model at a provider, which has no engine and no tokenizer here
     chat_format: ChatFormat = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
     encoder: PromptEncoder = field(init=False, compare=False)

@@ -31,7 +31,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     - ValueError: an event log or a state folder that cannot be written.
     - CheckpointError: weights that are missing or do not match the model's config. Only the headers of the weight files
       are read. `weights=False` skips this check.
-    - ValueError: a file of API keys, or a tenants file, that cannot be used.
+    - ValueError: a file of API keys, of tenants or of providers that cannot be used.
     - WrongCertificate, WrongEndpoint: wrong TLS files, or a wrong --otlp-endpoint.
     """
     engine = resolved.engine
@@ -45,6 +45,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     if resolved.server.api_key_file:
         ApiKeys(file=resolved.server.api_key_file)
     check_tenants(resolved.server)
+    check_providers(resolved.server)
     check_grpc(resolved.server)
     if resolved.server.otlp_endpoint:
         check_endpoint(resolved.server.otlp_endpoint)
@@ -86,6 +87,14 @@ def check_tenants(server: ServerConfig) -> None:
             ) from None
         if size < 16:
             raise ConfigError(f"--audit-key-file {server.audit_key_file} has {size} bytes; give 16 or more")
+
+
+def check_providers(server: ServerConfig) -> None:
+    """Raises ValueError for a providers file, or a key that it names, that cannot be used."""
+    if server.providers:
+        from penstock.frontend.providers.file import read_providers
+
+        read_providers(Path(server.providers))
 
 
 def check_grpc(server: ServerConfig) -> None:

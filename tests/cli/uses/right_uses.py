@@ -1,9 +1,9 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
 They run in a folder that has `tiny`, a model; `repository` with the models `ours` and `ranks`; settings.yaml;
-marks.yaml; prices.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem; keys and
-audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its event log,
-{ledger} its ledger, {engine} the address of an engine.
+marks.yaml; prices.yaml; providers.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem;
+keys and audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its
+event log, {ledger} its ledger, {engine} the address of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,6 +66,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --tensor-parallel-size 2",
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --api-processes 2",
+    "plan tiny --providers providers.yaml",
     "plan tiny --kv-disk kv,1GiB,7",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
@@ -134,7 +135,7 @@ OF_TENANTS: Sequence[str] = (
 )
 REPOSITORY_SERVER = (
     "serve --repository repository --load-model ours --load-model ranks --max-loaded 2 --min-stay 5 --state-dir none "
-    "--client-shared-memory 1MiB"
+    "--client-shared-memory 1MiB --providers providers.yaml"
 )
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",

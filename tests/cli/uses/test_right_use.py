@@ -92,6 +92,7 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "tiny").symlink_to(tiny_checkpoint(VARIANT))
     (folder / "settings.yaml").write_text("max-waiting: 32\n")
+    (folder / "providers.yaml").write_text("providers: {ollama: {url: http://127.0.0.1:11434/v1, private: true}}\n")
     (folder / "marks.yaml").write_text("watermark-key: 0123456789abcdef0123456789abcdef\n")
     (folder / "requests.jsonl").write_text(
         '{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a","max_tokens":4}}'

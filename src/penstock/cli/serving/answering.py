@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from penstock.cli.serving.processors import off_the_loop
-from penstock.config import ServerConfig
+from penstock.config import ConfigError, ServerConfig
 from penstock.frontend import ModelRegistry, RequestLimits, create_app
 from penstock.frontend import serve as serve_http
 from penstock.frontend.siblings import Siblings
@@ -41,7 +41,15 @@ class Answering:
 
             store = LocalStore(lambda: [path for serving in models.all for path in serving.paths()])
         limits = limits if siblings is None else limits.share(server.api_processes)
-        self.app = create_app(models, server, metrics, limits, self._tracer, store, siblings)
+        fallbacks = None
+        if server.providers:
+            from penstock.frontend.providers.gateway import open_gateway
+
+            try:
+                fallbacks = open_gateway(server.providers, models, metrics)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+        self.app = create_app(models, server, metrics, limits, self._tracer, store, siblings, fallbacks)
         self.tls = check_tls(server)
         if (tls := self.tls) is not None:
             metrics.certificate_end = lambda: tls.certificate.not_after

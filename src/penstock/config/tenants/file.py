@@ -11,13 +11,12 @@ import msgspec
 
 from penstock.config.tenants.entries import ANONYMOUS, KeyEntry, TenantEntry, TenantsFile
 from penstock.config.tenants.keys import HASH, ID
-from penstock.config.yaml_file import parse_yaml, read_yaml_text
+from penstock.config.yaml_file import convert_yaml, parse_yaml, read_yaml_text
 from penstock.declared.settings import WIRE_NAMES
 
 MAX_BYTES = 4 << 20  # of the file
 MAX_TENANTS = 10_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`$")
 
 
 def read_tenants(path: Path) -> TenantsFile:
@@ -28,13 +27,7 @@ def read_tenants(path: Path) -> TenantsFile:
 def parse_tenants(text: str, path: Path) -> TenantsFile:
     """Return what the text of a tenants file says; `path` is for errors. Raises ValueError."""
     content = parse_yaml(text, f"--tenants {path}")
-    try:
-        file = msgspec.convert({} if content is None else content, TenantsFile)
-    except msgspec.ValidationError as error:
-        found = _PLACE.search(str(error))
-        where = f", at {found['place']}" if found is not None and found["place"] else ""
-        what = _PLACE.sub("", str(error)).replace("`", "")
-        raise ValueError(f"--tenants {path}{where}: {what[:1].lower()}{what[1:]}") from None
+    file = convert_yaml(content, TenantsFile, f"--tenants {path}")
     for place, wrong in _mistakes(file):
         raise ValueError(f"--tenants {path}, at {place}: {wrong}")
     return file

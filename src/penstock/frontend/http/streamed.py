@@ -15,8 +15,16 @@ class StreamedResponse:
     """Starts a response with its first bytes, or after SILENT_SECONDS without any. While no bytes are written, it sends
     a heartbeat every HEARTBEAT_SECONDS."""
 
-    def __init__(self, send: Send, headers: Headers, opening: Callable[[], bytes], heartbeat: bytes) -> None:
-        """`opening` makes the bytes that begin the body."""
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        opening: Callable[[], bytes],
+        heartbeat: bytes,
+        silent: float | None = None,
+    ) -> None:
+        """`opening` makes the bytes that begin the body. `silent` takes the place of SILENT_SECONDS."""
+        self._silent_seconds = SILENT_SECONDS if silent is None else silent
         self._send = send
         self._headers = headers
         self._opening = opening
@@ -63,7 +71,7 @@ class StreamedResponse:
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
     async def _beat(self) -> None:
-        await asyncio.sleep(SILENT_SECONDS)
+        await asyncio.sleep(self._silent_seconds)
         async with self._starting:
             if not self._started:
                 self._started = True

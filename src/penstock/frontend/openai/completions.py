@@ -22,10 +22,12 @@ from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.requests.answer_size import check_echo_size
-from penstock.frontend.requests.grammar import check_grammar
+from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
+from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import check_ids, encode_text
-from penstock.frontend.requests.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, make_parts, output_limit
 from penstock.text import OutputText
 
 _LARGE = 64 << 10  # bytes
@@ -58,6 +60,11 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
             "n",
         )
     source = read_grammar(fields)
+    if context.model.remote is not None:
+        chat = _as_chat(fields, prompts, options, source)
+        part, _ = await prepare_chat(context, chat, len(body))
+        codec = CompletionCodec(context, fields, (part,), [None])
+        return Call(context, (part,), codec, bool(fields.stream), "text_completion")
     grammar = None if source is None else await check_grammar(context.model, source)
     ids = []
     for prompt in prompts:
@@ -75,6 +82,28 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     )
     echoed = await _echoes(prompts, parts, n, context) if fields.echo else [None] * len(parts)
     return Call(context, parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
+
+
+def _as_chat(
+    fields: CompletionFields,
+    prompts: Sequence[str | list[int]],
+    options: GenerationOptions,
+    grammar: GrammarSource | None,
+) -> ChatRequest:
+    """The one prompt as a message of a user, for a provider, which takes chats only. Raises APIError 400."""
+    prompt, *others = prompts
+    if others or not isinstance(prompt, str) or fields.suffix or fields.echo:
+        message = "the model is at a provider, which takes one text as a prompt, without suffix and echo; send that"
+        raise invalid(message, "prompt", "unsupported_parameter")
+    return ChatRequest(
+        prompt=ChatMessages(messages=[{"role": "user", "content": prompt}], param="prompt"),
+        options=options,
+        use=ToolUse(),
+        grammar=grammar,
+        max_tokens=_DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+        logprobs=fields.logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
 
 
 async def _echoes(

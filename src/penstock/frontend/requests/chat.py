@@ -11,7 +11,7 @@ from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
 from penstock.frontend.requests.grammar import GrammarSource
 from penstock.frontend.requests.prompts import encode_chat, tokens_left
-from penstock.frontend.requests.reply import ReplyReader, ToolUse, reply_grammar
+from penstock.frontend.requests.reply import ReplyReader, TextReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
 from penstock.text.prompts import Encoded
 
@@ -56,6 +56,9 @@ class PreparedChat(NamedTuple):
 async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int) -> PreparedChat:
     """Returns what runs a chat. `body_size` is that of the request in bytes. Raises APIError 400 for a parameter."""
     model, limits, use, options = context.model, context.limits, chat.use, chat.options
+    if model.remote is not None:
+        check_messages(chat.prompt)
+        return await model.remote.prepare(context, chat)
     prompt = await encode_messages(context, chat.prompt, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
@@ -69,7 +72,7 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
     )
     reader, shown = None, frozenset[int]()
     if use.schemas or model.chat_format.reasoning is not None:
-        reader = ReplyReader(model, use, prompt.end, options.n, limits)
+        reader = TextReplyReader(model, use, prompt.end, options.n, limits)
         shown = model.chat_format.shown(tools=bool(use.schemas))
     budget = model.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
     grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
@@ -87,13 +90,18 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
     return PreparedChat(part, reader)
 
 
-async def encode_messages(context: ModelContext, prompt: ChatMessages, body_size: int) -> Encoded:
-    """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
+def check_messages(prompt: ChatMessages) -> None:
+    """Raises APIError 400 for no messages, or for a variable that is a parameter."""
     if not prompt.messages:
         raise invalid(f"{prompt.param} is empty; send at least one message", prompt.param, "empty_prompt")
     if reserved := _TEMPLATE_OWN & prompt.variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
+
+
+async def encode_messages(context: ModelContext, prompt: ChatMessages, body_size: int) -> Encoded:
+    """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
+    check_messages(prompt)
     encoded = await encode_chat(
         context.model,
         _without_volatile_head(prompt.messages),

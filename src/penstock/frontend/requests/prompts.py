@@ -60,6 +60,7 @@ async def encode_prompt(
 
     Large ones are encoded in a process that is killed when it takes too long.
     """
+    _check_here(model, param)
     try:
         model.encoder.check_length(chars)
         if size <= LARGE:
@@ -80,6 +81,7 @@ async def encode_prompt(
 def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, output: int = 1) -> tuple[int, ...]:
     """Checks token ids that a client sent. Raises APIError 400 for no ids, too many ids to leave room for `output` more
     tokens, or ids out of range."""
+    _check_here(model, param)
     if not ids:
         raise invalid(f"{param} is empty; send at least one token id", param, "empty_prompt")
     tokens_left(model, len(ids) - 1 + output, param)  # first, as the next checks walk over all ids
@@ -97,3 +99,10 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
     if left < 1:
         raise ContextOverflow(param, prompt_tokens, model.max_model_len)
     return left
+
+
+def _check_here(model: ServedModel, param: str) -> None:
+    """Raises APIError 400 for a model at a provider, whose tokenizer is not here."""
+    if model.remote is not None:
+        message = f"{param}: model {model.name!r} is at a provider, and its tokenizer is not here; send a chat instead"
+        raise invalid(message, param, "no_tokenizer")

@@ -135,8 +135,32 @@ def _read(schema: str, param: str) -> str:
         raise invalid(f"{param}: {error}", param, "invalid_grammar") from None
 
 
-class ReplyReader:
-    """Reads the choices of one chat, whose tokens may be reasoning and tool calls."""
+class ReplyReader(Protocol):
+    """Divides the choices of one chat into content, reasoning and tool calls."""
+
+    def read(self, choice: int, text: str, offsets: Sequence[int], *, ended: bool) -> list[Part]:
+        """Returns the parts that new text makes final. `offsets` are where its tokens begin in the choice's text.
+
+        Raises APIError 500 if the model's tool calls exceed a limit.
+        """
+        ...
+
+    def finish_reason(self, choice: int, reason: FinishReason) -> str:
+        """Returns the reason as clients expect it: tool_calls, but stop after a call to a named tool."""
+        ...
+
+    def called(self, choice: int) -> bool:
+        """True if the choice has a call so far."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
+        ...
+
+
+class TextReplyReader:
+    """The ReplyReader of a model here, whose text has reasoning and tool calls in its own form."""
 
     def __init__(self, model: ServedModel, use: ToolUse, prompt_end: str, choices: int, limits: RequestLimits) -> None:
         chat_format = model.chat_format
@@ -158,10 +182,7 @@ class ReplyReader:
         ]
 
     def read(self, choice: int, text: str, offsets: Sequence[int], *, ended: bool) -> list[Part]:
-        """Returns the parts that new text makes final. `offsets` are where its tokens begin in the choice's text.
-
-        Raises APIError 500 if the model's tool calls exceed a limit.
-        """
+        """See ReplyReader."""
         state = self._choices[choice]
         if self._counts:
             state.offsets.extend(offsets)
@@ -175,17 +196,17 @@ class ReplyReader:
         return parts
 
     def finish_reason(self, choice: int, reason: FinishReason) -> str:
-        """Returns the reason as clients expect it: tool_calls, but stop after a call to a named tool."""
+        """See ReplyReader."""
         calls = self._choices[choice].called and reason == "stop" and self._use.choice != "named"
         return "tool_calls" if calls else reason
 
     def called(self, choice: int) -> bool:
-        """True if the choice has a call so far."""
+        """See ReplyReader."""
         return self._choices[choice].called
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
+        """See ReplyReader."""
         return sum(state.reasoning_tokens for state in self._choices) if self._counts else None
 
 

@@ -76,6 +76,7 @@ class RequestAccount:
         self.shown_price = self._price if grant.file.show_cost else None
         self._began, self._start = time.time(), time.monotonic()
         self._uses: list[EngineUse] = []
+        self._added: Headers = []  # to the headers of the answer
         self._used: dict[str, Amounts] = {}  # by the names of uses that have ended
         self._model = self._version = ""
         self._closing: dict[str, Any] | None = None  # what `close` was given
@@ -96,13 +97,22 @@ class RequestAccount:
         self._model, self._version = model.name, model.fingerprint
         return model.with_client(cast(EngineClient, AccountedClient(model.client, self)))
 
-    async def reserve(self, request: GenerateRequest) -> EngineUse:
-        """Reserves what a request to the engine may use. Raises APIError 429 and 503."""
+    async def reserve(
+        self, request: GenerateRequest, prompt: int | None = None, price: PriceEntry | None = None
+    ) -> EngineUse:
+        """Reserves what a request to the engine may use. A request to a provider has about `prompt` tokens, at a
+        `price` of its own. Raises APIError 429 and 503."""
         use = EngineUse(request)
+        if prompt is not None:
+            use.prompt, use.most = prompt, prompt + use.most
+        if price is not None:
+            self._price = price
+            self.shown_price = price if self.grant.file.show_cost else None
         cost = 0.0 if self._price is None else self._price.cost(use.prompt, 0, use.most - use.prompt)
         first, self.asked = not self.asked, True
         headers = await self._office.reserve(use.name, self.grant, Amounts(use.most, round(cost * NANO), int(first)))
         if first:
+            self._added = headers
             self._headers += headers
         self._uses.append(use)
         return use
@@ -127,6 +137,15 @@ class RequestAccount:
         now. A request that did not ask for the engine has none."""
         self._closing = fields if self.asked else None
         self._finish()
+
+    def leave(self, request_id: str, route: str, error: str) -> None:
+        """Ends the account because another model is tried: with a row if the first one has computed something."""
+        for header in self._added:
+            self._headers.remove(header)
+        if any(use.started for use in self._uses):
+            self.close(request_id=request_id, route=route, status=200, error=error)
+        else:
+            self.drop()
 
     def drop(self) -> None:
         """Gives back what was reserved. The request is tried again, and has no row yet."""

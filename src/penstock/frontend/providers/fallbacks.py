@@ -1,0 +1,88 @@
+"""Lets another model answer when the one that a request names cannot."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from penstock.frontend.errors import APIError, GenerationFailed, ProviderFailed
+from penstock.frontend.registry import ModelRegistry
+from penstock.frontend.versions.serving import Serving
+from penstock.messages import EngineError, QueueFull
+
+SILENT_SECONDS = 20.0  # for which a stream has no headers while another model may still answer
+_FAILED = (ProviderFailed, QueueFull, EngineError, GenerationFailed)
+
+
+class Fallbacks:
+    """The models that answer if another one cannot, in order, by its name."""
+
+    def __init__(self, models: ModelRegistry, others: Mapping[str, Sequence[str]]) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()  # by the model that could not answer and the next one
+        self._models, self._others = models, others
+        self._waking: set[asyncio.Task[None]] = set()
+
+    def after(self, name: str | None) -> Sequence[str]:
+        """Returns the models to try after the one that a request names."""
+        if name is None:
+            name = next(iter(self._models.names()), "")
+        return self._others.get(name, ())
+
+    def usable(self, name: str | None) -> bool:
+        """Returns whether a model can be expected to take a request now. One that is asleep begins to wake."""
+        served = self._models.find(name)
+        if served.model.remote is not None:
+            return served.model.remote.provider.up
+        status = served.model.client.state.status
+        if status == "asleep":
+            task = asyncio.create_task(_wake(served))
+            self._waking.add(task)
+            task.add_done_callback(self._waking.discard)
+        return status == "ready"
+
+
+class Trial:
+    """The models that are tried for one request, one after the other."""
+
+    def __init__(self, fallbacks: Fallbacks) -> None:
+        self._fallbacks = fallbacks
+        self._targets: Sequence[str | None] = ()
+        self._number = 0  # of the model that is tried
+
+    @property
+    def last(self) -> bool:
+        """True if no other model follows."""
+        return self._number + 1 >= len(self._targets)
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long a stream may have no headers; None: as always."""
+        return None if self.last else SILENT_SECONDS
+
+    def model_for(self, name: str | None) -> str | None:
+        """Returns the model to try for a request that names `name`. Models that cannot take a request now are passed
+        over, but for the last one."""
+        if not self._targets:
+            self._targets = (name, *self._fallbacks.after(name))
+        while not self.last and not self._fallbacks.usable(self._targets[self._number]):
+            self._next()
+        return self._targets[self._number]
+
+    def goes_on(self, error: Exception) -> bool:
+        """Returns True if another model is tried after an error. A client's mistake, or its quota, is the same
+        everywhere."""
+        unavailable = isinstance(error, APIError) and error.status == 503
+        if self.last or not (unavailable or isinstance(error, _FAILED)):
+            return False
+        self._next()
+        return True
+
+    def _next(self) -> None:
+        self._number += 1
+        before, after = self._targets[self._number - 1 : self._number + 1]
+        self._fallbacks.counts[before or "default", after or ""] += 1
+
+
+async def _wake(served: Serving) -> None:
+    with contextlib.suppress(EngineError, APIError):  # a request for it says why
+        await served.wake()

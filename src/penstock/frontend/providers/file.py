@@ -1,0 +1,150 @@
+"""The providers file: whose models the server offers, what they cost, and which model answers in another's place."""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.config.tenants.entries import FilePart, PriceEntry
+from penstock.config.yaml_file import convert_yaml, parse_yaml, read_yaml_text
+
+MAX_BYTES = 1 << 20  # of the file
+MAX_KEY_BYTES = 4096
+MOST_MODELS = 1000
+URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
+# What only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
+OPTIONAL = ("prefix", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
+
+
+class ModelEntry(FilePart, frozen=True):
+    """A model of a provider. Prices are for a million tokens, in the currency of the tenants file."""
+
+    model: str = ""  # its name at the provider; "": as here
+    aliases: tuple[str, ...] = ()
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None  # for tokens of prompts that the provider had cached; None: as `input`
+    context: int = 131_072  # tokens of prompt and output, as shown to clients
+    max_output: int = 4096  # tokens of an answer whose request sets no limit
+
+    @property
+    def price(self) -> PriceEntry:
+        cached = self.input if self.cached is None else self.cached
+        return PriceEntry(since=datetime.date.min, input=self.input, output=self.output, cached=cached)
+
+
+class ProviderEntry(FilePart, frozen=True):
+    """A provider: its API, its address, its key and its limits. Times are in seconds."""
+
+    kind: Literal["openai", "anthropic"] = "openai"  # the API that it speaks
+    url: str = ""  # up to and with /v1; "": the company's own
+    key_env: str = ""  # the environment variable that has the API key
+    key_file: str = ""  # or the file that has it
+    private: bool = False  # the address may be loopback or in a private network, and plain HTTP
+    accepts: tuple[str, ...] = ()  # names of OPTIONAL
+    timeout: float = 600.0  # for a whole answer
+    first_token_timeout: float = 15.0
+    idle_timeout: float = 60.0  # between two pieces of an answer
+    retries: int = 2  # of one request, before its first token
+    retry_seconds: float = 10.0  # after which it is not tried again
+    concurrent: int = 64  # requests at once
+    models: dict[str, ModelEntry] = msgspec.field(default_factory=dict)
+
+    @property
+    def base_url(self) -> str:
+        return (self.url or URLS[self.kind]).rstrip("/")
+
+    def key(self) -> str:
+        """Returns the API key; "" if the provider needs none. Raises ValueError."""
+        if self.key_env:
+            key, where = os.environ.get(self.key_env, ""), f"the environment variable {self.key_env}"
+        elif self.key_file:
+            where = f"the file {self.key_file}"
+            try:
+                with Path(self.key_file).open(encoding="utf-8") as file:
+                    key = file.read(MAX_KEY_BYTES).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"{where} cannot be read: {error}") from None
+        else:
+            return ""
+        if not key or not key.isascii() or not key.isprintable():
+            raise ValueError(f"{where} has no key: give it one line of plain characters")
+        return key
+
+
+class ProvidersFile(FilePart, frozen=True):
+    """The whole file."""
+
+    providers: dict[str, ProviderEntry] = msgspec.field(default_factory=dict)
+    fallbacks: dict[str, tuple[str, ...]] = msgspec.field(
+        default_factory=dict
+    )  # by model: those that answer if it cannot, in order
+
+
+def read_providers(path: Path) -> ProvidersFile:
+    """Returns what a providers file says. Raises ValueError that names the file, the place and what is wrong, also for
+    a missing key."""
+    named = f"--providers {path}"
+    content = parse_yaml(read_yaml_text(path, MAX_BYTES, named), named)
+    file = convert_yaml(content, ProvidersFile, named)
+    for place, wrong in _mistakes(file):
+        raise ValueError(f"{named}, at {place}: {wrong}")
+    for name, entry in file.providers.items():
+        try:
+            entry.key()
+        except ValueError as error:
+            raise ValueError(f"{named}, at providers.{name}: {error}") from None
+    return file
+
+
+def check_names(file: ProvidersFile, names: list[str], named: str) -> None:
+    """Raises ValueError if a fallback names a model that is not among `names`, all that the server has."""
+    for model, others in file.fallbacks.items():
+        for name in (model, *others):
+            if name not in names:
+                raise ValueError(f"{named}, at fallbacks.{model}: there is no model {name!r}; name one that is served")
+
+
+def _mistakes(file: ProvidersFile) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong in a file whose fields have the right types: the place and the error."""
+    if sum(len(entry.models) for entry in file.providers.values()) > MOST_MODELS:
+        yield "providers", f"there are more than {MOST_MODELS} models; remove some"
+    for name, entry in file.providers.items():
+        yield from ((f"providers.{name}.{place}", wrong) for place, wrong in _provider_mistakes(entry))
+
+
+def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:
+    url = urlsplit(entry.base_url)
+    if url.scheme not in ("https", "http") or not url.hostname or url.query or url.username is not None:
+        yield "url", f"it is {entry.url!r}; give a URL such as https://api.example.com/v1, without a key or a query"
+    elif not entry.private and (url.scheme == "http" or is_private(url.hostname)):
+        yield "url", f"it is {entry.url!r}: plain HTTP or a private address; give an https URL, or set private: true"
+    if entry.key_env and entry.key_file:
+        yield "key_env", "key_file is set, too; leave one out"
+    if unknown := set(entry.accepts) - set(OPTIONAL):
+        yield "accepts", f"there is no {min(unknown)!r}; give names of {', '.join(OPTIONAL)}"
+    for field in ("timeout", "first_token_timeout", "idle_timeout"):
+        if not 0 < getattr(entry, field) <= 86400:
+            yield field, f"it is {getattr(entry, field):g}; give a number of seconds above 0, up to 86400"
+    for field, least, most in (("retries", 0, 10), ("retry_seconds", 0, 600), ("concurrent", 1, 10_000)):
+        if not least <= getattr(entry, field) <= most:
+            yield field, f"it is {getattr(entry, field):g}; give a number from {least} to {most}"
+    for name, model in entry.models.items():
+        if not name or min(model.input, model.output, model.cached or 0.0) < 0:
+            yield f"models.{name}", "a price is below 0, or the name is empty; give 0 or more, and a name"
+        if not 1 <= model.max_output <= model.context <= 100_000_000:
+            yield f"models.{name}", f"max_output is {model.max_output} and context {model.context}; give the tokens"
+
+
+def is_private(host: str) -> bool:
+    """Returns True for an address that is not on the public internet. For a name, returns False: it is looked up when a
+    connection is made."""
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""The APIs that providers speak: requests are translated into them, and their streams into parts of answers."""
