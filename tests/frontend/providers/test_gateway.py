@@ -184,6 +184,14 @@ async def test_a_failing_provider(
         assert (await error(site))[1]["code"] == "provider_down" and len(provider.requests) == 1
 
 
+async def test_a_requests_own_timeout(gateway: Make, provider: FakeProvider) -> None:
+    site = await gateway(fallbacks={"remote": [NAME]})
+    provider.replies = [Reply(silent=True)]
+    status, said = await error(site, timeout=0.3)
+    assert (status, said["code"]) == (504, "deadline_exceeded") and len(provider.requests) == 1
+    assert site.value("penstock_provider_up", provider="there") == 1
+
+
 async def test_tries_again_as_the_provider_says(gateway: Make, provider: FakeProvider) -> None:
     site = await gateway()
     good = Reply(STREAMS["openai"][0])
@@ -239,6 +247,7 @@ async def test_falls_back_in_order(gateway: Make, provider: FakeProvider) -> Non
     events = parse_events((await site.ask(stream=True)).content)
     assert events[0]["model"] == NAME
     assert site.value("penstock_fallbacks_total", model_name="remote", next=NAME) == 2
+    assert (await answer(site, model="other-name"))["model"] == NAME
     provider.replies = [Reply(b'{"error": {"message": "no"}}', status=400)]
     assert (await error(site))[0] == 400  # the client's mistake is one everywhere
     provider.replies = [Reply(STREAMS["openai"][0])]
