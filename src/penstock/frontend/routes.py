@@ -253,6 +253,7 @@ class _GenerateRoute(_Route):
                                 body = b""
                                 held.release()
                             if isinstance(call, StreamedAnswer):
+                                trial = None
                                 await _send_chunks(call, send)
                                 return
                             made = call if isinstance(call, Answer) else await self._generate(call, info, send, trial)

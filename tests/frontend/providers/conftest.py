@@ -19,6 +19,7 @@ from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, client_of
 from tests.frontend.scripted import ScriptedClient
+from tests.patience import PATIENCE
 
 KEY = "sk-test-0123456789"
 
@@ -117,6 +118,7 @@ async def gateway(
             "kind": kind,
             "url": f"http://127.0.0.1:{provider.port}/v1",
             "private": True,
+            "first_token_timeout": PATIENCE,
             "key_file": str(tmp_path / "key"),
             "models": models or {"remote": {"model": "upstream", "aliases": ["other-name"], **price}},
             **entry,

@@ -15,7 +15,7 @@ from penstock.frontend.providers.circuit import FAILURES, OPEN_SECONDS, Circuit
 from tests.frontend.conftest import NAME, live, parse_events
 from tests.frontend.providers.conftest import KEY, FakeProvider, Make, Reply
 from tests.frontend.providers.streams import OPENAI_TEXT, SAID, STREAMS, ended, sse, text_block
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("now", "then")]
@@ -173,7 +173,7 @@ FAILURES_BY_REPLY = [
 async def test_a_failing_provider(
     gateway: Make, provider: FakeProvider, reply: Reply, status: int, code: str, message: str
 ) -> None:
-    site = await gateway(**QUICK, first_token_timeout=0.3 if reply.silent else 60.0)
+    site = await gateway(**QUICK, first_token_timeout=0.3 if reply.silent else PATIENCE)
     provider.replies = [reply]
     response = await site.ask()
     said = response.json()["error"]
@@ -184,14 +184,22 @@ async def test_a_failing_provider(
         assert (await error(site))[1]["code"] == "provider_down" and len(provider.requests) == 1
 
 
+async def test_a_requests_own_timeout(gateway: Make, provider: FakeProvider) -> None:
+    site = await gateway(fallbacks={"remote": [NAME]})
+    provider.replies = [Reply(silent=True)]
+    status, said = await error(site, timeout=0.3)
+    assert (status, said["code"]) == (504, "deadline_exceeded") and len(provider.requests) <= 1
+    assert site.value("penstock_provider_up", provider="there") == 1
+
+
 async def test_tries_again_as_the_provider_says(gateway: Make, provider: FakeProvider) -> None:
-    site = await gateway()
+    site = await gateway(retry_seconds=PATIENCE)
     good = Reply(STREAMS["openai"][0])
     provider.replies = [Reply(status=503), Reply(b"{}", status=429, retry_after="0"), good]
     assert (await answer(site))["choices"][0]["message"]["content"] == SAID
     assert len(provider.requests) == 3
     assert site.value("penstock_provider_requests_total", provider="there", result="retried") == 2
-    provider.replies = [Reply(status=503, retry_after="100"), good]
+    provider.replies = [Reply(status=503, retry_after="1000"), good]
     assert (await error(site))[0] == 502  # later than retry_seconds
     assert len(provider.requests) == 4
 
@@ -239,6 +247,7 @@ async def test_falls_back_in_order(gateway: Make, provider: FakeProvider) -> Non
     events = parse_events((await site.ask(stream=True)).content)
     assert events[0]["model"] == NAME
     assert site.value("penstock_fallbacks_total", model_name="remote", next=NAME) == 2
+    assert (await answer(site, model="other-name"))["model"] == NAME
     provider.replies = [Reply(b'{"error": {"message": "no"}}', status=400)]
     assert (await error(site))[0] == 400  # the client's mistake is one everywhere
     provider.replies = [Reply(STREAMS["openai"][0])]
@@ -250,7 +259,10 @@ async def test_falls_back_in_order(gateway: Make, provider: FakeProvider) -> Non
     assert (await answer(site, model=NAME))["model"] == NAME
 
 
-async def test_a_circuit_keeps_requests_from_a_provider_that_fails(gateway: Make, provider: FakeProvider) -> None:
+async def test_a_circuit_keeps_requests_from_a_provider_that_fails(
+    gateway: Make, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.providers.circuit.OPEN_SECONDS", PATIENCE)
     site = await gateway(fallbacks={"remote": [NAME]}, **QUICK)
     provider.replies = [Reply(status=500)]
     for _ in range(FAILURES + 3):

@@ -24,12 +24,15 @@ class Fallbacks:
 
     def after(self, name: str | None) -> Sequence[str]:
         """Returns the models to try after the one that a request names."""
-        if name is None:
-            name = next(iter(self._models.names()), "")
-        return self._others.get(name, ())
+        for served in self._models.all:
+            if name is None or name in served.model.names:
+                return self._others.get(served.model.name, ())
+        return self._others.get(name or "", ())
 
     def usable(self, name: str | None) -> bool:
         """Returns whether a model can be expected to take a request now. One that is asleep begins to wake."""
+        if self._models.absent(name) is not None:
+            return True  # the request loads it
         served = self._models.find(name)
         if served.model.remote is not None:
             return served.model.remote.provider.up

@@ -145,6 +145,7 @@ def is_private(host: str) -> bool:
     """Returns True for an address that is not on the public internet. For a name, returns False: it is looked up when a
     connection is made."""
     try:
-        return not ipaddress.ip_address(host.strip("[]")).is_global
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    return not (getattr(address, "ipv4_mapped", None) or address).is_global

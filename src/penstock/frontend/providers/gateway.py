@@ -23,7 +23,7 @@ def open_gateway(path: str, models: ModelRegistry, metrics: Metrics) -> Fallback
     for provider in providers:
         for model, entry in provider.entry.models.items():
             models.add(Serving(served(model, entry, provider), metrics))
-    check_names(file, models.names(), named)
+    check_names(file, [*models.names(), *models.absent_names()], named)
     fallbacks = Fallbacks(models, file.fallbacks)
     metrics.registry.register(_GatewaySeries(providers, fallbacks))
     return fallbacks
