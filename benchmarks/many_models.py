@@ -39,7 +39,7 @@ PROMPT, OUTPUT = 160, 48
 SHARE = 48 << 20  # bytes of a KV cache: about 2,000 tokens
 FIRST_TOKEN = 3.0  # seconds: a later first token does not count as good
 STREAMS, STEADY_SECONDS = 8, 4.0
-CHANGES, RESIZES = 12, 10_000
+CHANGES, RESIZES = 8, 10_000
 MEMORY, LEAST = 128 << 20, 0.25  # bytes of the cache whose budget changes, and its smallest part
 
 

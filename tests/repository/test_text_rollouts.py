@@ -90,6 +90,11 @@ def test_a_version_takes_over_as_far_as_its_answers_hold_up(server: Server, root
     wait_for(lambda: len(server.post("/v2/repository/index", {"ready": True}).json()) == 1, "its engine to end")
     assert stream(server, PROMPTS[0]) == {old}
 
+    (root / "writer" / "golden.jsonl").write_text("no JSON\n")
+    start(server, 3, plan=[100], **WIDE)
+    wait_for(lambda: state(server)["status"] == "aborted", "the rollout to be aborted")
+    assert "golden.jsonl cannot be used" in state(server)["reason"]
+    wait_for(lambda: len(server.post("/v2/repository/index", {"ready": True}).json()) == 1, "its engine to end")
     (root / "writer" / "golden.jsonl").unlink()
     start(server, 3, plan=[50, 100], **(WIDE | {"hold": 3600}))
     first = {session: stream(server, PROMPTS[0], session) for session in map(str, range(12))}
@@ -112,8 +117,7 @@ def test_all_requests_of_16_clients_move(server: Server) -> None:
     with ThreadPoolExecutor(16) as pool:
         while state(server)["status"] == "running":
             seen += list(pool.map(lambda prompt: stream(server, prompt), PROMPTS))
-        rows = server.post("/v2/repository/index", {"ready": True})
-        wait_for(lambda: [row["version"] for row in rows.json()] and stream(server, PROMPTS[1]) != {old}, "the new one")
+        wait_for(lambda: stream(server, PROMPTS[1]) != {old}, "the new version to serve")
         seen += list(pool.map(lambda prompt: stream(server, prompt), PROMPTS))
     assert state(server)["status"] == "promoted", state(server)
     assert all(len(each) == 1 for each in seen) and old not in set.union(*seen[-len(PROMPTS) :])

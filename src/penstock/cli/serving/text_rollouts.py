@@ -1,6 +1,5 @@
 """Compares two versions of a language model on requests of users, and on those of a golden set."""
 
-import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from penstock.cli.serving.text_judges import TEXT_JUDGES, Likelihood, TextOutcome, TextPair, likelihood_of
 from penstock.frontend.local import LocalRequests
@@ -22,13 +22,11 @@ GOLDEN = "golden.jsonl"  # in the model's folder: bodies of requests
 MAX_GOLDEN_BYTES = 16 << 20
 BUSY = (429, 503, 504)  # no fault of a version: requests of users come first
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-# Fields of a body that say what is answered. The others, such as streams and logprobs, are not copied.
-_COPIED = {
-    *("messages", "prompt", "suffix", "tools", "tool_choice", "response_format", "reasoning_effort", "seed", "stop"),
-    *("max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "logit_bias"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "parallel_tool_calls"),
+# Fields of a body that a copy has not: how the answer is sent, and whose it is.
+_NOT_COPIED = {
+    *("model", "stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "echo"),
+    *("user", "store", "metadata", "priority", "timeout", "cache_salt"),
 }
-_log = logging.getLogger("penstock.repository")
 
 
 class TextComparison:
@@ -84,13 +82,15 @@ class TextComparison:
             for line in lines:
                 await self._compare(CHAT if "messages" in orjson.loads(line) else COMPLETION, line)
             self._rollout.record.prepared = True
-        except (OSError, orjson.JSONDecodeError) as error:
-            _log.error("%s cannot be used: %s; the rollout goes on without it", path, error)
-        self._rollout.preparing = False
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            reason = f"{path} cannot be used: {error}; repair it, or remove it"
+            self._rollout.set_state(replace(self._rollout.record.state, status="aborted", reason=reason))
+        finally:
+            self._rollout.preparing = False
         self._rollout.look()
 
     async def _compare(self, path: str, body: bytes) -> None:
-        fields = {name: value for name, value in orjson.loads(body).items() if name in _COPIED}
+        fields = {name: value for name, value in orjson.loads(body).items() if name not in _NOT_COPIED}
         fields.setdefault("seed", random.getrandbits(31))
         outcomes: dict[int, TextOutcome] = {}
         for arm in random.sample((0, 1), 2):  # neither always comes first

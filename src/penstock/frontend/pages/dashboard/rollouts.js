@@ -41,7 +41,7 @@ export function Rollouts({ rollouts, Panel }) {
       <p class="share"><b>${each.status}</b> ${each.reason}</p>
       <div class="shares" role="img" aria-label=${`${each.share}% of the requests`}>${each.plan.map((share) => html`<i class=${share <= each.share && each.status !== "rolled back" ? "reached" : ""}>${share ? `${share}%` : "shadow"}</i>`)}</div>
       <div class="table"><table class="latency">
-        <thead><tr><th scope="col">Judge</th><th scope="col">Pairs</th><th scope="col">Worse by (95%, at all times)</th></tr></thead>
+        <thead><tr><th scope="col"><span class="sr">Judge</span></th><th scope="col">Pairs</th><th scope="col">Worse by (95%, at all times)</th></tr></thead>
         <tbody>${each.judges.map((judge) => html`<tr><th scope="row">${judge.name}</th><td>${formatCount(judge.requests)}</td><td><${Band} judge=${judge} /></td></tr>`)}</tbody>
       </table></div>
     <//>`,
