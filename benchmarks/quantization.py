@@ -30,10 +30,10 @@ from penstock.families import load_spec
 from penstock.quantize.agreement import Logits, compare_windows, figures
 from penstock.quantize.formats.gguf_mix import MOST
 from penstock.quantize.job import calibration_kernels, torch_kernels
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
 from penstock.quantize.recorder import WeightPlaces
 from penstock.quantize.stream import LayerStream, Windows
+from penstock.quantize.workers import Workers
 from penstock.text import Tokenizer
 from penstock.weights.checkpoint import stored_tensors
 
@@ -73,7 +73,7 @@ def importance(gguf: Path, windows: Windows) -> dict[str, list[float]]:
                 address: int, x: torch.Tensor, places: WeightPlaces = places, moments: dict[str, Moments] = moments
             ) -> None:
                 if place := places.find(address):
-                    moments.setdefault(place[0], Moments(x.shape[1])).add(x, held_out=False, lanes=stream.lanes)
+                    moments.setdefault(place[0], Moments(x.shape[1])).add(x, held_out=False, workers=stream.workers)
 
             with recorder.watched_by(watch):
                 layer.forward(hidden, windows)
@@ -92,7 +92,7 @@ class Judge:
 
     def figures(self, model: Path) -> dict[str, Any]:
         with torch.inference_mode():
-            return figures(compare_windows(*self._states(model), *self._base, self._windows, Lanes()))
+            return figures(compare_windows(*self._states(model), *self._base, self._windows, Workers()))
 
     def _states(self, model: Path) -> tuple[torch.Tensor, Logits]:
         """The last hidden states [tokens, hidden], and the head."""

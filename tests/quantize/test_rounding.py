@@ -7,12 +7,13 @@ from penstock.quantize.formats.blocks import Blocks
 from penstock.quantize.formats.grid import CodeFormat
 from penstock.quantize.formats.integers import Integers
 from penstock.quantize.job import METHODS
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
-from penstock.quantize.rounding import gptq, quantize, rounded
+from penstock.quantize.rounding import Method, gptq, quantize, rounded
 from penstock.quantize.scaling import awq_scales
+from penstock.quantize.workers import Workers
 
-LANES = Lanes(2)
+WORKERS = Workers(2)
+METHOD_NAMES: list[Method] = ["rtn", "mse", "gptq", "gptq-ordered"]
 FORMATS: list[CodeFormat] = [
     Integers(4, 32, False, torch.bfloat16),
     Integers(4, 128, True, torch.bfloat16),
@@ -37,8 +38,8 @@ def inputs(tokens: int, columns: int, seed: int) -> torch.Tensor:
 
 def moments(columns: int) -> Moments:
     found = Moments(columns, split=True)
-    found.add(inputs(2000, columns, 1), held_out=False, lanes=LANES)
-    found.add(inputs(500, columns, 2), held_out=True, lanes=LANES)
+    found.add(inputs(2000, columns, 1), held_out=False, workers=WORKERS)
+    found.add(inputs(500, columns, 2), held_out=True, workers=WORKERS)
     return found
 
 
@@ -72,7 +73,7 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     weights = torch.randn(8, 64, generator=torch.Generator().manual_seed(5))
     found, x = Moments(64), inputs(300, 64, 6)
     x[:, 8:16] = 0
-    found.add(x, held_out=False, lanes=LANES)
+    found.add(x, held_out=False, workers=WORKERS)
     weight = gptq(weights, Integers(4, 32, False, torch.bfloat16), found, ordered=True)
     assert torch.isfinite(weight.values).all()
     assert (weight.values - weights).abs().max() < 2
@@ -82,20 +83,20 @@ def test_weights_make_up_for_inputs_that_earlier_rounding_changed() -> None:
     weights = torch.randn(32, 128, generator=torch.Generator().manual_seed(5))
     change = torch.eye(128) + 0.02 * torch.randn(128, 128, generator=torch.Generator().manual_seed(6))
     found, fresh = Moments(128), inputs(500, 128, 2)
-    found.add(inputs(2000, 128, 1), inputs(2000, 128, 1) @ change, held_out=False, lanes=LANES)
+    found.add(inputs(2000, 128, 1), inputs(2000, 128, 1) @ change, held_out=False, workers=WORKERS)
     corrected, wanted = found.corrected(weights), fresh @ change @ weights.T
     errors = [float((fresh @ each.T - wanted).square().sum()) for each in (corrected, weights)]
     assert errors[0] < 0.1 * errors[1]
     same = Moments(128)
-    same.add(fresh, fresh, held_out=False, lanes=LANES)
+    same.add(fresh, fresh, held_out=False, workers=WORKERS)
     assert torch.equal(same.corrected(weights), weights)
 
 
 def test_the_method_with_the_least_error_is_taken() -> None:
     weights, found = torch.randn(32, 128, generator=torch.Generator().manual_seed(7)), moments(128)
     fmt = Integers(4, 32, False, torch.bfloat16)
-    each = {method: quantize(weights, fmt, [method], found, LANES) for method in ("rtn", "mse", "gptq", "gptq-ordered")}
-    best = quantize(weights, fmt, ["rtn", "mse", "gptq", "gptq-ordered"], found, LANES)
+    each = {method: quantize(weights, fmt, [method], found, WORKERS) for method in METHOD_NAMES}
+    best = quantize(weights, fmt, METHOD_NAMES, found, WORKERS)
     assert best.error == min(choice.error for choice in each.values()) == each[best.method].error
     assert each["rtn"].error > each["gptq"].error
     # The error is that of the outputs of inputs held out, over their mean square.
@@ -106,7 +107,7 @@ def test_the_method_with_the_least_error_is_taken() -> None:
 
 def test_rounding_to_nearest_searches_no_grid() -> None:
     weights, fmt = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)), Integers(4, 32, False, torch.float32)
-    nearest, searched = (quantize(weights, fmt, METHODS[name][0], None, LANES) for name in ("rtn", "mse"))
+    nearest, searched = (quantize(weights, fmt, METHODS[name][0], None, WORKERS) for name in ("rtn", "mse"))
     assert (nearest.method, searched.method) == ("rtn", "mse")
     assert torch.equal(nearest.weight.values, rounded(weights, fmt, None, search=False).values)
     assert (searched.weight.values - weights).square().sum() < (nearest.weight.values - weights).square().sum()
@@ -116,7 +117,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     weights = torch.zeros(4, 32)
     weights[1, 2] = torch.nan
     with pytest.raises(ValueError, match="weights that are not finite"):
-        quantize(weights, Integers(4, 32, False, torch.bfloat16), ["mse"], None, LANES)
+        quantize(weights, Integers(4, 32, False, torch.bfloat16), ["mse"], None, WORKERS)
 
 
 def test_awq_scales_lessen_the_error_where_a_column_dominates() -> None:
@@ -125,7 +126,7 @@ def test_awq_scales_lessen_the_error_where_a_column_dominates() -> None:
         Integers(4, 128, False, torch.float32),
     )
     found = moments(128)
-    scales = awq_scales([(weights, fmt)], found, LANES)
+    scales = awq_scales([(weights, fmt)], found, WORKERS)
     assert scales is not None and scales[37] > scales[36]
     scaled = rounded(weights * scales, fmt, found.importance / scales**2, search=True).values / scales
     plain = rounded(weights, fmt, found.importance, search=True).values

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.stream import HEAD_ROWS, Windows
+from penstock.quantize.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def compare_windows(
-    hidden: Tensor, logits: Logits, base_hidden: Tensor, base_logits: Logits, windows: Windows, lanes: Lanes
+    hidden: Tensor, logits: Logits, base_hidden: Tensor, base_logits: Logits, windows: Windows, workers: Workers
 ) -> list[WindowScore]:
     """Returns the scores of windows, from the last hidden states [tokens, hidden] of two models and their heads."""
 
@@ -49,7 +49,7 @@ def compare_windows(
         return WindowScore(count, sums[0], sums[1], sums[2], int(sums[3]))
 
     starts = accumulate((len(window) for window in windows[:-1]), initial=0)
-    return list(lanes.map(score, zip(starts, windows, strict=True)))
+    return list(workers.map(score, zip(starts, windows, strict=True)))
 
 
 def figures(scores: Sequence[WindowScore]) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.loader import instruction_sets
 from penstock.quantize.agreement import by_class, compare_windows
 from penstock.quantize.formats.destination import Destination
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.layer import LayerQuantizer, is_whole_rows
 from penstock.quantize.recorder import RecordingLinear, RoundingLinear
 from penstock.quantize.rounding import Method, rounded
 from penstock.quantize.stream import LayerStream, Windows
+from penstock.quantize.workers import Workers
 from penstock.weights.files import file_states
 
 MethodName = Literal["auto", "rtn", "mse", "awq", "gptq"]
@@ -62,7 +62,7 @@ class Job:
     calibration: Windows
     check: Mapping[str, Windows]
     settings: Mapping[str, Any]  # all options, by which an interrupted run is recognised
-    lanes: Lanes
+    workers: Workers
 
     @property
     def partial(self) -> Path:
@@ -147,7 +147,7 @@ def run(job: Job, destination: Destination, advance: Callable[[int], None]) -> d
     """
     folder, identity = job.partial, job.identity()
     progress = _begin(folder, identity)
-    base = LayerStream(job.model, job.spec, torch_kernels(job.spec), torch.float32, lanes=job.lanes)
+    base = LayerStream(job.model, job.spec, torch_kernels(job.spec), torch.float32, workers=job.workers)
     windows = {name: each for name, each in _windows(job).items() if each}
     with torch.inference_mode():
         destination.open(folder, copies=progress is None)
@@ -257,6 +257,6 @@ def _table(
     made = _made(base, destination)
     head = base_head if made is base else made.head()
     hidden, base_hidden = progress.hidden["check"], progress.hidden["base"]
-    scores = compare_windows(hidden, head, base_hidden, base_head, windows["check"], job.lanes)
+    scores = compare_windows(hidden, head, base_hidden, base_head, windows["check"], job.workers)
     ends = [0, *accumulate(len(each) for each in job.check.values())]
     return by_class({name: scores[a:b] for name, a, b in zip(job.check, ends, ends[1:], strict=False)})

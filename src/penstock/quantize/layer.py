@@ -12,12 +12,12 @@ from penstock.families import GroupedQuerySpec
 from penstock.families.spec import Parameter, TensorSource
 from penstock.quantize.formats.destination import Destination
 from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import HELD_OUT, Moments
 from penstock.quantize.recorder import RecordingLinear, WeightPlaces
 from penstock.quantize.rounding import ChosenCodes, Method, quantize
 from penstock.quantize.scaling import awq_scales
 from penstock.quantize.stream import StreamedLayer, Windows, batches
+from penstock.quantize.workers import Workers
 from penstock.weights.reads import row_runs
 
 # The norm whose result a product alone reads, so that its weight can be divided by what the product's is multiplied by.
@@ -79,7 +79,7 @@ class LayerQuantizer:
             with recorder.watched_by(watch):
                 return layer.run(hidden[part[0]], part[1]), read
 
-        for (rows, _), (output, read) in zip(parts, layer.stream.lanes.map(run, parts), strict=True):
+        for (rows, _), (output, read) in zip(parts, layer.stream.workers.map(run, parts), strict=True):
             hidden[rows] = output
             for name, inputs in read.items():
                 found.setdefault(name, []).extend(inputs)
@@ -106,17 +106,17 @@ class LayerQuantizer:
         windows: Windows,
     ) -> dict[int, Moments]:
         """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
-        recorder, lanes = cast(RecordingLinear, layer.stream.kernels.linear), layer.stream.lanes
+        recorder, workers = cast(RecordingLinear, layer.stream.kernels.linear), layer.stream.workers
         groups, found = list(batches(windows)), dict[int, Moments]()
         several = len(self.methods) > 1 or self.scales
         held = {i for i in range(len(groups)) if i % HELD_OUT == HELD_OUT - 1} or {len(groups) - 1}
-        calls = lanes.map(lambda group: recorder.inputs(layer, parameter, hidden[group[0]], group[1]), groups)
+        calls = workers.map(lambda group: recorder.inputs(layer, parameter, hidden[group[0]], group[1]), groups)
         for i, inputs in enumerate(calls):
             read = original[i].float() if original and len(original) == len(groups) else None
             for first, x in inputs:
                 if first not in found:
                     found[first] = Moments(parameter.shape[1], split=several and len(groups) > 1)
-                found[first].add(x, read, held_out=i in held, lanes=lanes)
+                found[first].add(x, read, held_out=i in held, workers=workers)
         return found
 
     def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
@@ -125,11 +125,11 @@ class LayerQuantizer:
             weights = moments[0].corrected(weights)
         segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
         scales = self._scales(layer, parameter, weights, segments, moments) if self.scales and moments else None
-        lanes = layer.stream.lanes
-        choices = [self._choose(weights, each, moments.get(each.first // size * size), lanes) for each in segments]
+        workers = layer.stream.workers
+        choices = [self._choose(weights, each, moments.get(each.first // size * size), workers) for each in segments]
         if scales is not None:
             moments[0].scaled(scales)
-            scaled = [self._choose(weights * scales, segment, moments[0], lanes) for segment in segments]
+            scaled = [self._choose(weights * scales, segment, moments[0], workers) for segment in segments]
             if sum(c.error for c in scaled) < sum(c.error for c in choices):
                 choices = [choice._replace(method=f"awq+{choice.method}") for choice in scaled]
                 self._fold(layer, parameter, scales)
@@ -139,10 +139,10 @@ class LayerQuantizer:
                 self._place(source, choice.weight, source.start - segment.first, layer)
         return choices
 
-    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None, lanes: Lanes) -> ChosenCodes:
+    def _choose(self, weights: Tensor, segment: Segment, moments: Moments | None, workers: Workers) -> ChosenCodes:
         rows = weights[segment.first : segment.first + segment.rows]
         try:
-            return quantize(rows, segment.fmt, self.methods, moments, lanes)
+            return quantize(rows, segment.fmt, self.methods, moments, workers)
         except ValueError as error:
             raise ValueError(f"{', '.join(source.name for source in segment.sources)}: {error}") from None
 
@@ -160,7 +160,7 @@ class LayerQuantizer:
         if norm is None or sum(segment.rows for segment in segments) < parameter.shape[0]:
             return None
         parts = [(weights[s.first : s.first + s.rows], s.fmt) for s in segments]
-        scales = awq_scales(parts, moments[0], layer.stream.lanes)
+        scales = awq_scales(parts, moments[0], layer.stream.workers)
         if scales is None:
             return None
         factor = layer.parameters[f"{norm}.weight"] + layer.spec.norm_offset

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.quantize.lanes import Lanes
+from penstock.quantize.workers import Workers
 
 HELD_OUT = 8  # one window in so many measures what was chosen by the others
-BLOCK = 128  # columns whose sums a lane adds to
+BLOCK = 128  # columns whose sums a worker adds to
 DAMPING = 0.01  # of the mean diagonal, which is added to it
 
 
@@ -29,7 +29,7 @@ class Moments:
         self.check = torch.zeros_like(self.fit) if self.split else self.fit
         self.drift = torch.zeros_like(self.fit)
 
-    def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool, lanes: Lanes) -> None:
+    def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool, workers: Workers) -> None:
         """Adds the fp32 rows of x [tokens, columns], in whose place the original's product reads `original`."""
         if held_out and self.split:
             sums = [(self.check, x)]
@@ -41,7 +41,7 @@ class Moments:
             for total, left in sums:
                 total[columns].addmm_(left[:, columns].T, x)
 
-        for _ in lanes.map(add_to, [slice(at, at + BLOCK) for at in range(0, self.columns, BLOCK)]):
+        for _ in workers.map(add_to, [slice(at, at + BLOCK) for at in range(0, self.columns, BLOCK)]):
             pass
 
     def corrected(self, weights: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from penstock.quantize.formats.grid import CodeFormat, Grid, Quantized, joined_grids
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
+from penstock.quantize.workers import Workers
 
 Method = Literal["rtn", "mse", "gptq", "gptq-ordered"]
 BLOCK = 128  # columns whose errors are collected before the columns behind them are corrected
@@ -23,7 +23,7 @@ class ChosenCodes(NamedTuple):
 
 
 def quantize(
-    weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moments: Moments | None, lanes: Lanes
+    weights: Tensor, fmt: CodeFormat, methods: Sequence[Method], moments: Moments | None, workers: Workers
 ) -> ChosenCodes:
     """Returns the weight [rows, columns] on the format's grid, by the best of `methods`. Without moments, GPTQ is
     rounding on a searched grid. Raises ValueError for weights that are not finite."""
@@ -41,7 +41,7 @@ def quantize(
             weight = gptq(weights, fmt, moments, ordered=method == "gptq-ordered")
         return ChosenCodes(weight, method, moments.error(weights - weight.values) / scale)
 
-    return min(lanes.map(codes_by, methods), key=lambda choice: choice.error)
+    return min(workers.map(codes_by, methods), key=lambda choice: choice.error)
 
 
 def rounded(weights: Tensor, fmt: CodeFormat, importance: Tensor | None, *, search: bool) -> Quantized:

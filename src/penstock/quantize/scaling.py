@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from penstock.quantize.formats.grid import CodeFormat
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.moments import Moments
 from penstock.quantize.rounding import rounded
+from penstock.quantize.workers import Workers
 
 EXPONENTS = tuple(i / 10 for i in range(11))
 
 
-def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments, lanes: Lanes) -> Tensor | None:
+def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments, workers: Workers) -> Tensor | None:
     """Returns the factors [columns] by which the weights' columns are multiplied and their inputs divided, or None
     where none lessens the error of the outputs. `weights` are the parts [rows, columns] of the products that read these
     inputs, each with its format.
@@ -36,4 +36,4 @@ def awq_scales(weights: Sequence[tuple[Tensor, CodeFormat]], moments: Moments, l
             error += moments.error(matrix - weight.values / scales)
         return error, scales if exponent else None
 
-    return min(lanes.map(tried, EXPONENTS), key=lambda result: result[0])[1]
+    return min(workers.map(tried, EXPONENTS), key=lambda result: result[0])[1]

@@ -20,7 +20,7 @@ from penstock.families.spec import Parameter, TensorSource
 from penstock.kernels import Kernels, Packing
 from penstock.kernels.attention import AttentionBatch
 from penstock.models import Decoder, GroupInput, LayerCache, LayerParameters, StepInput
-from penstock.quantize.lanes import Lanes
+from penstock.quantize.workers import Workers
 from penstock.weights.load import load_parameters
 
 Windows = Sequence[Sequence[int]]  # token ids
@@ -53,7 +53,7 @@ class LayerStream:
     kernels: Kernels
     dtype: torch.dtype
     packing: Packing | None = None
-    lanes: Lanes = field(default_factory=Lanes)
+    workers: Workers = field(default_factory=Workers)
 
     def layer(self, index: int) -> "StreamedLayer":
         """Reads a layer. Raises CheckpointError and OSError."""
@@ -136,7 +136,7 @@ class StreamedLayer:
     def forward(self, hidden: Tensor, windows: Windows) -> None:
         """Replaces the hidden states of the windows' tokens [tokens, hidden], which the layer reads, by its output."""
         parts = list(batches(windows))
-        results = self.stream.lanes.map(lambda part: self.run(hidden[part[0]], part[1]), parts)
+        results = self.stream.workers.map(lambda part: self.run(hidden[part[0]], part[1]), parts)
         for (rows, _), result in zip(parts, results, strict=True):
             hidden[rows] = result
 

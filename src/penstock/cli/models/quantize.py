@@ -22,9 +22,9 @@ from penstock.quantize.formats.gguf_mix import MOST
 from penstock.quantize.formats.integers import Float8, Integers
 from penstock.quantize.formats.target import CannotQuantizeTo, CheckpointTarget, CompressedTensors, GptqCheckpoint
 from penstock.quantize.job import CALIBRATED, METHODS, Job, MethodName, matrices_of, products_of, run
-from penstock.quantize.lanes import Lanes
 from penstock.quantize.stream import cannot_stream
 from penstock.quantize.texts import class_texts
+from penstock.quantize.workers import Workers
 from penstock.text import Tokenizer
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.files import model_bytes
@@ -66,7 +66,7 @@ def quantize(model: str, out: str, options: QuantizeOptions, json_file: str | No
     """Makes a quantised checkpoint. Raises ValueError with one line that says what to change."""
     check_file("--json", json_file)
     _check(options, out)
-    lanes = Lanes(options.threads or torch.get_num_threads())
+    workers = Workers(options.threads or torch.get_num_threads())
     torch.set_num_threads(1)
     path = locate_model(model, None)
     spec = load_spec(path)
@@ -76,7 +76,7 @@ def quantize(model: str, out: str, options: QuantizeOptions, json_file: str | No
     check = class_windows(tokenizer, window_length(spec), CHECKED) if options.table else {}
     calibration = calibration_windows(tokenizer, spec, options) if options.method in CALIBRATED else []
     settings = {name: value for name, value in asdict(options).items() if name != "threads"}
-    job = Job(path, spec, Path(out), cast(MethodName, options.method), calibration, check, settings, lanes)
+    job = Job(path, spec, Path(out), cast(MethodName, options.method), calibration, check, settings, workers)
     began = time.monotonic()
     with work_progress(f"quantising {path.stem if is_gguf(path) else path.name}", products_of(spec)) as advance:
         result = run(job, destination, advance)

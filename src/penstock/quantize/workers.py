@@ -16,16 +16,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Lanes:
-    """Threads that compute parts of a work. A single lane is the thread that calls."""
+class Workers:
+    """Threads that compute parts of a work. A single one is the thread that calls."""
 
     def __init__(self, count: int = 1) -> None:
         self._pool = ThreadPoolExecutor(count) if count > 1 else None
         self._count = count
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yields the results for all items, in order. One more than the lanes are in memory at once. A function must
-        not call `map` itself: it would wait for its own lane."""
+        """Yields the results for all items, in order. One more than the workers are in memory at once. A function must
+        not call `map` itself: it would wait for its own thread."""
         if self._pool is None:
             yield from map(function, items)
             return
