@@ -129,8 +129,10 @@ def test_a_disk_that_fills_loses_records_and_says_so(tmp_path: Path) -> None:
     assert events.count("records_lost") == 1 and lost > 0
 
 
-async def test_the_log_has_who_was_let_in_and_why_others_were_not(tenant_site: Sites) -> None:
-    config = {"audit": "on"}
+async def test_the_log_has_who_was_let_in_and_why_others_were_not(tenant_site: Sites, tmp_path: Path) -> None:
+    heads, secret = tmp_path / "heads.jsonl", tmp_path / "secret"
+    secret.write_bytes(KEY)
+    config = {"audit": "on", "audit_heads": str(heads), "audit_key_file": str(secret)}
     site = tenant_site(
         {
             "a": {"limits": {"requests_per_minute": 1}},
@@ -142,6 +144,7 @@ async def test_the_log_has_who_was_let_in_and_why_others_were_not(tenant_site: S
     sent = [("a/default", 200), ("a/default", 429), ("b/default", 200), ("wrong", 401)]
     for key, status in sent:
         assert (await site.ask(key)).status_code == status
+        wait_for(heads.exists, "a head of the first record")
     await site.http.get("/is_sleeping", headers=site.headers("c/root"))
     await site.close()
     log = site.folder / "state" / "audit.jsonl"
@@ -158,8 +161,8 @@ async def test_the_log_has_who_was_let_in_and_why_others_were_not(tenant_site: S
     assert hashlib.sha256(records[2]["answer"].encode()).hexdigest() == records[2]["answer_sha256"]
     text = log.read_text()
     assert not [key for key in site.keys.values() if key in text or key.split("-", 2)[2] in text]
-    report = check_audit(log, None, b"")
-    assert report.requests == {"a": 2, "b": 1}
+    report = check_audit(log, heads, KEY)
+    assert report.requests == {"a": 2, "b": 1} and report.signed == 5
     connection = open_ledger(site.folder / "state" / "ledger.sqlite3")
     assert compare_with_ledger(report, connection) == ""
     with connection:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ class AuditLog:
         self.path = path
         self._heads, self._key, self._required = heads, key, required
         self._number, self._digest = _end_of(path)
-        self._signed, self._signed_at = self._number, time.monotonic()  # the newest head
+        self._signed, self._signed_at = self._number, -math.inf  # the newest head; the first record has one at once
         self._failed = ""
         self._writer = BackgroundWriter[dict[str, Any]](
             f"the audit log {path}", self._write_batch, most=MOST_WAITING, batch=HEAD_RECORDS
