@@ -41,17 +41,9 @@ ENGINE_HOST: Flags = {
     **{
         name: SERVER[name]
         for name in (
-            *(
-                "fleet_key",
-                "fleet_ca",
-                "allow_insecure_bind",
-                "tls_certificate",
-                "tls_key",
-                "watermark",
-                "watermark_key",
-            ),
+            *("fleet_key", "fleet_ca", "allow_insecure_bind", "tls_certificate", "tls_key", "watermark"),
             *("max_waiting", "max_waiting_tokens", "target_itl", "step_deadline", "drain_timeout", "kv_disk"),
-            "preemption_notice",
+            *("preemption_notice", "watermark_key"),
         )
     },
 }

@@ -148,18 +148,15 @@ class Placing:
         tokens = [*request.prompt_ids, *request.output_ids]
         prompt = tuple(tokens[: len(tokens) // size * size])
         name, now = self._name(request), self._clock()
-        asked = GenerateRequest(
+        asked = replace(
+            request,
             request_id=name,
             prompt_ids=prompt,
+            output_ids=(),
             sampling=SamplingParams(max_tokens=1, temperature=0.0, seed=0),
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-            share=request.share,
-            priority=request.priority,
-            behind=request.behind,
-            arrival=request.arrival,
-            deadline=request.deadline,
-            first_token_deadline=request.first_token_deadline,
+            grammar=None,
+            n=1,
+            first_choice=0,
         )
         try:
             inner = source.engine.open(asked)

@@ -194,8 +194,6 @@ class Replica:
             incarnation=info.incarnation,
             status=self.status,
             pool=info.identity.fingerprint,
-            model=info.model,
-            revision=info.revision,
             role=info.role,
             max_num_seqs=info.max_num_seqs,
             max_model_len=info.max_model_len,

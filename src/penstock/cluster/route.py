@@ -119,10 +119,6 @@ def _why_not(replica: ReplicaView, request: RouteRequest) -> str:
         return "it has failed this request"
     if request.pool and replica.pool != request.pool:
         return "it has other weights or numerics"
-    if request.model and replica.model != request.model:
-        return f"it serves {replica.model}"
-    if request.revision and replica.revision != request.revision:
-        return f"it serves revision {replica.revision}"
     if request.prompt_tokens > replica.max_model_len:
         return f"{request.prompt_tokens} {EXCEEDS} its limit of {replica.max_model_len} (--max-model-len)"
     if 0 < replica.kv_tokens < request.prompt_tokens:

@@ -26,8 +26,6 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     status: ReplicaStatus = "ready"
     pool: str = ""  # digest of weights and numerics: a stream goes on token-exactly only within a pool
-    model: str = ""
-    revision: str = ""
     role: EngineRole = "alone"
 
     max_num_seqs: int = 1
@@ -57,7 +55,5 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 0  # that may follow; 0: unknown
     cached: Mapping[str, int] = _NOTHING  # tokens that the prefix cache of each replica probably has
     pool: str = ""  # "": any
-    model: str = ""
-    revision: str = ""
     reads_pages: bool = True  # KV blocks of another engine may be used for it
     excluded: frozenset[str] = frozenset()  # names of replicas

@@ -153,7 +153,7 @@ class EngineCore:
         start = self._clock()
         for request_id, (request, _) in list(self._backlog.items()):
             prepared = request.grammar is None or self._is_prepared(request, request.grammar)
-            if prepared and (self._tiers is None or self._tiers.ready(request, start)):
+            if prepared and (self._tiers is None or self._tiers.reader.ready(request, start)):
                 self._add(request_id)
             if self._clock() - start >= ADMISSION_SECONDS:
                 break
@@ -203,7 +203,7 @@ class EngineCore:
         self._meter.step(result.timing, now)
         self._out.deltas += self._scheduler.apply(result, now)
         if self._tiers is not None:
-            self._tiers.note_step(self._scheduler.prompt_tokens, result.timing.total)
+            self._tiers.reader.note_step(self._scheduler.prompt_tokens, result.timing.total)
         return now
 
     def _start_over(self, error: Exception) -> None:
@@ -250,7 +250,7 @@ class EngineCore:
                 if (received := self._backlog.pop(command.request_id, None)) is not None:
                     self._end(received.request, "abort")
                 if self._tiers is not None:
-                    self._tiers.forget(command.request_id)
+                    self._tiers.reader.forget(command.request_id)
                 self._out.deltas.extend(self._scheduler.abort(command.request_id, now))
                 self._out.aborted.append(command.request_id)
             case Control():

@@ -9,7 +9,6 @@ from penstock.config import DoesNotFit, EngineConfig
 from penstock.config.memory import token_bytes
 from penstock.declared.settings import DEFAULTS
 from penstock.engine.queue import RequestQueue
-from penstock.families import model_facts
 from penstock.messages import Capacity, Identity, KVGroup
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.simulate.autoscale import Rate, ReplicaScaler
@@ -32,6 +31,7 @@ from penstock.simulate.traffic.request import TokenIds
 from penstock.simulate.traffic.workload import TrafficSource
 
 VOCABULARY = 2**31  # simulated token ids are below it
+NETWORK = 12.5e9  # bytes a second between replicas: a link of 100 Gbit/s
 GPU_DEPTH = 2  # as in config.resolve, without speculation
 
 
@@ -44,7 +44,7 @@ class SizedGroup:
     limits: SchedulerConfig
     cost: StepCostModel
     price: float  # of a device for an hour
-    token_bytes: int = 0  # of the KV blocks of a token
+    page_seconds: float = 0.0  # for the KV blocks of a token to come from another replica
 
     @property
     def devices(self) -> int:
@@ -99,7 +99,7 @@ def size_group(spec: ReplicaSpec, prices: PriceBook, folder: Path) -> SizedGroup
         size, groups, engine.depth, Identity(spec.model), vocab_size=VOCABULARY, late_ids=spec.pipeline == 1
     )
     price = prices.hour(device.name, spot=spec.spot) if spec.price is None else spec.price
-    return SizedGroup(spec, capacity, limits, cost, price, sum(token_bytes(model_facts(model), engine)))
+    return SizedGroup(spec, capacity, limits, cost, price, sum(token_bytes(cost.whole, engine)) / NETWORK)
 
 
 def _blocks(cost: AnalyticCost) -> list[int]:
@@ -191,10 +191,7 @@ def _make_replica(
         slots = max(min(spec.batch, room // sized.limits.max_model_len), 1)
         scheduler = BatchScheduler(slots, spec.window)
     queue = RequestQueue(
-        max_num_seqs=slots,
-        max_waiting=spec.max_waiting,
-        max_waiting_tokens=DEFAULTS["max_waiting_tokens"],
-        clock=clock,
+        max_num_seqs=slots, max_waiting=spec.max_waiting, max_waiting_tokens=DEFAULTS["max_waiting_tokens"], clock=clock
     )
     return SimulatedReplica(
         name,
@@ -208,6 +205,6 @@ def _make_replica(
         queue,
         clock,
         role=spec.role,
-        page_seconds=sized.token_bytes / spec.network,
+        page_seconds=sized.page_seconds,
         step_tokens=sized.limits.max_num_batched_tokens,
     )

@@ -55,7 +55,6 @@ class _KnownReplica:
         replica, stats, rates = self.replica, self.stats, self.rates
         return ReplicaView(
             name=replica.name,
-            model=replica.model,
             role=replica.role,
             max_num_seqs=replica.slots,
             max_model_len=2**31,

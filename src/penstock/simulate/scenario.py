@@ -43,7 +43,6 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: int = 0  # that the replicas share; 0: each has its own
     own_models: bool = False  # each replica has a model of its own, named GROUP-0, GROUP-1, ...
     role: EngineRole = "alone"  # with the router cluster: what it computes (docs/disaggregation.md)
-    network: float = 12.5e9  # bytes a second that a replica can send to another one
     region: str = ""
     price: float | None = None  # of a device for an hour; null: that of the price book
     spot: bool = False  # the price book's spot price
@@ -61,8 +60,6 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("window", "start_seconds", "target_step_ms", "kv_tokens", "max_waiting", "machines", "price"):
             if not 0 <= (getattr(self, name) or 0) <= 1e9:
                 raise ValueError(f"{name} {getattr(self, name)}: give a number from 0 to 1e9")
-        if not self.network > 0:
-            raise ValueError(f"network {self.network}: give bytes a second, above 0")
         if self.machines > self.count:
             raise ValueError(f"machines {self.machines}: {self.count} replicas share at most as many")
 

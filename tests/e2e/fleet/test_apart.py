@@ -79,7 +79,9 @@ async def test_prompts_are_computed_by_one_engine_and_answered_by_another(hosts,
         assert not prefill.parts and not decode.parts
 
 
-@pytest.mark.parametrize("fault", ["kill prefill", "stop prefill", "kill decode"])
+@pytest.mark.parametrize(
+    "fault", ["kill prefill", *(pytest.param(each, marks=pytest.mark.rare) for each in ("stop prefill", "kill decode"))]
+)
 async def test_a_fault_costs_no_token(hosts, expected, fault: str) -> None:
     async with front(f"{hosts[0].address},{hosts[1].address}", apart) as fleet:
         await joined(fleet, 2)

@@ -52,7 +52,7 @@ def compare(
     with torch.inference_mode(), work_progress(f"comparing {names[0]} with {names[1]}", steps) as advance:
         hidden = [_last_hidden(stream, flat, advance) for stream in streams]
         heads = [stream.head() for stream in streams]
-        scores = compare_windows(hidden[0], heads[0], hidden[1], heads[1], flat, streams[0].lanes)
+        scores = compare_windows(hidden[0], heads[0], hidden[1], heads[1], flat, streams[0].workers)
     found, first = {}, 0
     for name, each in windows.items():
         found[name] = scores[first : first + len(each)]

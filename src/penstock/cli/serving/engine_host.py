@@ -91,14 +91,8 @@ def _with_role(prepared: "PreparedModel", role: "EngineRole", host: str, page_po
             f"--role is {role}, and KV blocks go both ways between engines: set both --tls-certificate and --fleet-ca, "
             "or none"
         )
-    pages = PageAccess(
-        host=host,
-        port=page_port,
-        key=server.fleet_key,
-        certificate=server.tls_certificate,
-        private_key=server.tls_key,
-        authority=server.fleet_ca,
-    )
+    files = {"certificate": server.tls_certificate, "private_key": server.tls_key, "authority": server.fleet_ca}
+    pages = PageAccess(host=host, port=page_port, key=server.fleet_key, **files)
     return with_engine(prepared, role=role, pages=pages)
 
 

@@ -36,6 +36,7 @@ MOST_WANTED_BYTES = 16 << 20  # of a `WantedBlocks`: half a million blocks
 BLOCKS_AT_ONCE = 64  # handed to a thread that reads
 BEAT = bytes(HEADER.size)
 _LENGTH = struct.Struct("<I")
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +57,14 @@ class PageServer:
     """Sends the blocks of this engine to others that have the key."""
 
     def __init__(
-        self,
-        access: PageAccess,
-        fingerprint: str,
-        lender: Lender,
-        results: Results,
-        wake: Callable[[], None],
+        self, access: PageAccess, fingerprint: str, lender: Lender, results: Results, wake: Callable[[], None]
     ) -> None:
         """Listen. The engine's thread calls what comes out of `results`; `wake` makes it do so soon. Raises OSError,
         and ValueError for a certificate that cannot be used."""
         self._key, self._fingerprint = access.key, fingerprint
         self._lender, self._results, self._wake = lender, results, wake
         self._tls = _server_tls(access)
-        self._socket = socket.create_server((access.host, access.port), family=_family(access.host))
+        self._socket = socket.create_server((access.host, access.port), family=_FAMILIES[":" in access.host])
         self.port: int = self._socket.getsockname()[1]
         self._readers: set[socket.socket] = set()
         threading.Thread(target=self._accept, name="kv-peers", daemon=True).start()
@@ -147,12 +143,7 @@ class PeerPages:
     """The PageSource of one request: another engine that has its blocks, or computes them."""
 
     def __init__(
-        self,
-        where: PagesAt,
-        access: PageAccess,
-        fingerprint: str,
-        results: Results,
-        count: Callable[[bool], None],
+        self, where: PagesAt, access: PageAccess, fingerprint: str, results: Results, count: Callable[[bool], None]
     ) -> None:
         """`access` has the key, and what makes a certificate trusted. `count` is called for each block: True for one
         that has come, and False once if the others did not."""
@@ -256,10 +247,6 @@ def _server_tls(access: PageAccess) -> ssl.SSLContext | None:
     except OSError as error:  # SSLError is one
         raise ValueError(f"--tls-certificate {access.certificate} cannot be used: {error}") from None
     return tls
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _shut(connection: socket.socket) -> None:

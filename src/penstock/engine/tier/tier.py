@@ -7,7 +7,6 @@ from penstock.engine.tier.disk import POLL_SECONDS, DiskTier
 from penstock.engine.tier.lender import Lender
 from penstock.engine.tier.reader import BlockReader
 from penstock.engine.tier.worker import Results
-from penstock.messages import GenerateRequest
 
 
 class BlockTiers:
@@ -23,14 +22,14 @@ class BlockTiers:
         page_port: int = 0,
     ) -> None:
         """`results` has what threads have done. Other engines read blocks at `page_port`; 0: none do."""
-        self._reader, self._results = reader, results
+        self.reader, self._results = reader, results
         self._disk, self._lender = disk, lender
         self.page_port = page_port
         self.received = self.cut_short = 0
 
     def advance(self, now: float) -> None:
         """Take what the threads have done, and give them more."""
-        reader, disk, lender = self._reader, self._disk, self._lender
+        reader, disk, lender = self.reader, self._disk, self._lender
         reader.now = now
         if disk is not None:
             disk.now = now
@@ -46,21 +45,9 @@ class BlockTiers:
 
     def due(self, now: float) -> float | None:
         """Return when `advance` is due next, if no step comes before. None if there is nothing to do."""
-        if self._reader.busy or (self._lender is not None and self._lender.busy):
+        if self.reader.busy or (self._lender is not None and self._lender.busy):
             return now + POLL_SECONDS
         return None if self._disk is None else self._disk.due(now)
-
-    def note_step(self, prompt_tokens: int, seconds: float) -> None:
-        """See BlockReader."""
-        self._reader.note_step(prompt_tokens, seconds)
-
-    def ready(self, request: GenerateRequest, now: float) -> bool:
-        """See BlockReader."""
-        return self._reader.ready(request, now)
-
-    def forget(self, request_id: str) -> None:
-        """See BlockReader."""
-        self._reader.forget(request_id)
 
     def count(self, good: bool) -> None:
         """Count a block that has come from another engine, or a request that did not get all of its blocks."""
@@ -77,6 +64,6 @@ class BlockTiers:
 
     def clear(self) -> None:
         """Delete all blocks on the disk, and publish nothing that is being read."""
-        self._reader.clear()
+        self.reader.clear()
         if self._disk is not None:
             self._disk.clear()
