@@ -99,8 +99,10 @@ class Site:
         if part == "redis" and self._store is not None:
             self._store.kill()
             self._store.wait()
-            await asyncio.sleep(source.uniform(0.2, 2.0))
-            self._store = self._start_redis()
+            try:
+                await asyncio.sleep(source.uniform(0.2, 2.0))
+            finally:  # also if the load has ended meanwhile
+                self._store = self._start_redis()
         elif part == "server":
             self._server.kill()
             self._server.wait()

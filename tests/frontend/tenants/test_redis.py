@@ -98,19 +98,22 @@ async def test_without_redis_a_server_spends_its_lease_and_nothing_more(
     for number, store in enumerate(stores):
         assert not (await store.reserve(f"before-{number}", "t", limits, Amounts(50))).refused
     server.stop()
+    settling = []
     for number, store in enumerate(stores):
-        assert not (await store.reserve(f"leased-{number}", "t", limits, Amounts(60))).refused
+        for name, tokens in ((f"leased-{number}", 60), (f"more-{number}", 40)):
+            assert not (await store.reserve(name, "t", limits, Amounts(tokens))).refused
+            settling.append(asyncio.create_task(settle(store, name, tokens - 5)))
+            await asyncio.sleep(0)  # it is settled in the lease; Redis is told later
         assert "this server spends what it has leased" in caplog.text
         with pytest.raises(APIError) as raised:
             await store.reserve(f"beyond-{number}", "t", limits, Amounts(60))
         assert (raised.value.status, raised.value.code) == (503, "quota_store_unavailable")
         with pytest.raises(APIError):
             await store.reserve("another tenant", "u", limits, Amounts(1))
-        await settle(store, f"leased-{number}", 55)
-    settling = asyncio.create_task(settle(stores[0], "before-0", 5))
+    settling.append(asyncio.create_task(settle(stores[0], "before-0", 5)))
     await asyncio.sleep(0.2)
     server.start()
-    await asyncio.wait_for(settling, PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*settling), PATIENCE)
     for number, store in enumerate(stores):
         async with asyncio.timeout(PATIENCE):
             while True:  # until it is time to try again
@@ -120,7 +123,7 @@ async def test_without_redis_a_server_spends_its_lease_and_nothing_more(
                 except APIError:
                     await asyncio.sleep(0.1)
         await store.close()
-    assert spent(server) == 5 + 50 + 2 * 55 + 2 * 10
+    assert spent(server) == 5 + 50 + 2 * (55 + 35) + 2 * 10
 
 
 def spent(server: RedisServer) -> int:
@@ -168,9 +171,14 @@ async def test_a_settlement_follows_the_row_of_the_ledger(server: RedisServer) -
     assert spent(server) == 300
     finishing.cancel()
     await killed._redis.aclose()
-    again = quotas(server, [Settlement("row", "t", Amounts(42)), Settlement("older", "t", Amounts(7))])
+    rows = [Settlement("row", "t", Amounts(42)), Settlement("older", "t", Amounts(7))]
+    sibling = RedisBooks(server.url, NoLedger(), rows, 1)  # type: ignore[arg-type]
+    await sibling.reserve("its-0", "t", limits, Amounts(10))
+    assert spent(server) == 300 + 10, "it leaves what another process has reserved"
+    await sibling.close()
+    again = quotas(server, rows)
     await again.reserve("new-0", "t", limits, Amounts(10))
-    assert spent(server) == 42 + 100 + 10
+    assert spent(server) == 42 + 100 + 10 + 10
     await again.close()
 
 

@@ -37,7 +37,8 @@ def open_office(server: ServerConfig, siblings: Siblings | None) -> "TenantOffic
     if server.quota_redis:
         from penstock.frontend.tenants.redis_quotas import RedisBooks
 
-        books = cast(Books, RedisBooks(server.quota_redis, books, unsettled))
+        process = 0 if siblings is None else siblings.number
+        books = cast(Books, RedisBooks(server.quota_redis, books, unsettled, process))
     return TenantOffice(keys, books, ledger)
 
 

@@ -125,13 +125,14 @@ class _Lease:
 class RedisBooks:
     """Books whose counters are in Redis. All else is as that of the `books` of this server."""
 
-    def __init__(self, url: str, books: Books, unsettled: Iterable[Settlement] = ()) -> None:
-        """Reservations that are still open for `unsettled` rows of the ledger, by their ids, are settled."""
+    def __init__(self, url: str, books: Books, unsettled: Iterable[Settlement] = (), process: int = 0) -> None:
+        """Reservations that an earlier process with this number has left open for `unsettled` rows of the ledger, by
+        their ids, are settled."""
         from redis import asyncio as redis
 
         self._redis = redis.from_url(url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS)
         self._script = self._redis.register_script(_SCRIPT)
-        self._books = books
+        self._books, self._prefix = books, f"{process}/"
         self._unsettled: dict[str, dict[str, Amounts]] = {}  # by tenant and row
         for each in unsettled:
             self._unsettled.setdefault(each.tenant, {})[each.name] = each.used
@@ -155,7 +156,7 @@ class RedisBooks:
 
     async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         """See Books."""
-        now = await self.now()
+        name, now = self._prefix + name, await self.now()
         charges = charges_of(tenant, limits, amounts, now)
         rows = [_row(charge, charge.amount, charge.most, now) for charge in charges]
         try:
@@ -190,13 +191,15 @@ class RedisBooks:
             except EngineError:
                 return  # the supervisor has ended, perhaps without the row
         for each in settled:
-            if (lease := self._leased.pop(each.name, None)) is not None:
-                lease.settle(each.name, each.used)
-            else:
-                await self._settle_patiently(each)
+            name, used = self._prefix + each.name, each.used
+            if (lease := self._leased.pop(name, None)) is not None:
+                lease.settle(name, used)
+                used = Amounts()  # Redis may have reserved it, too, with an answer that was lost
+            await self._settle_patiently(each.tenant, name, used)
 
     async def close(self) -> None:
         """Gives the leases back."""
+        self._retry = 0.0  # there is no later time to try again
         for tenant, lease in self._leases.items():
             with contextlib.suppress(APIError):
                 await self._settle(tenant, lease.name, lease.spent)
@@ -213,6 +216,9 @@ class RedisBooks:
         """Takes a lease, and gives the last one back, if it is time and that one is not in use. Raises APIError."""
         old = self._leases.get(tenant)
         if old is not None and (now < old.renewal or old.open):
+            return
+        await self._call(self._redis.ping)  # while Redis is away, the old lease is kept and spent
+        if self._leases.get(tenant) is not old or (old is not None and old.open):
             return
         part = _lease_limits(limits)
         new = self._leases[tenant] = _Lease(part or limits, now)  # at once: others do not take one as well
@@ -236,10 +242,10 @@ class RedisBooks:
         if (rows := self._unsettled.pop(tenant, None)) is None:
             return
         try:
-            for name in await self._call(lambda: self._redis.hkeys(_keys(tenant)[1])):
-                row = name.decode().rpartition("-")[0]
-                if row in rows:
-                    await self._settle(tenant, name.decode(), rows[row])
+            for name in map(bytes.decode, await self._call(lambda: self._redis.hkeys(_keys(tenant)[1]))):
+                row = name.removeprefix(self._prefix).rpartition("-")[0]
+                if row in rows and name.startswith(self._prefix):
+                    await self._settle(tenant, name, rows[row])
                     rows[row] = Amounts()  # a request with several reservations has one row
         except APIError:
             self._unsettled[tenant] = rows
@@ -258,12 +264,12 @@ class RedisBooks:
         given = msgspec.json.encode({"tokens": used.tokens, "money": used.money})
         await self._call(lambda: self._script(keys=_keys(tenant), args=["settle", name, given]))
 
-    async def _settle_patiently(self, settled: Settlement) -> None:
+    async def _settle_patiently(self, tenant: str, name: str, used: Amounts) -> None:
         """Tries again until Redis answers, or the reservation's life is over."""
         ends = time.monotonic() + LIFE
         while time.monotonic() < ends:
             with contextlib.suppress(APIError):
-                await self._settle(settled.tenant, settled.name, settled.used)
+                await self._settle(tenant, name, used)
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -284,6 +290,8 @@ class RedisBooks:
                         failure,
                     )
                 self._retry = time.monotonic() + RETRY_SECONDS
+                # Other idle connections are as old: each would be another failure after Redis has come back.
+                await asyncio.gather(self._redis.connection_pool.disconnect(False), return_exceptions=True)
             else:
                 if self._retry:
                     _log.info("Redis answers again")

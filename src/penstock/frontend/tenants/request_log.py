@@ -11,7 +11,6 @@ import msgspec
 from penstock.frontend.tenants.writer import BackgroundWriter
 
 BYTES, FILES = 64 << 20, 5  # of a file, and the number of older ones that are kept
-MOST_WAITING = 50_000  # rows that are not written yet
 
 
 class RequestLog(RotatingFileHandler):
@@ -20,9 +19,7 @@ class RequestLog(RotatingFileHandler):
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         super().__init__(path, maxBytes=BYTES, backupCount=FILES)
-        self._writer = BackgroundWriter[msgspec.Struct](
-            f"the request log {path}", self._write, most=MOST_WAITING, batch=1000
-        )
+        self._writer = BackgroundWriter[msgspec.Struct](f"the request log {path}", self._write, most=50_000, batch=1000)
 
     def add(self, row: msgspec.Struct) -> None:
         """Append a row soon. Never blocks."""
