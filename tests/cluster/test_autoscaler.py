@@ -91,7 +91,9 @@ async def test_to_zero_and_back(fleet: FleetClient) -> None:
         assert fleet.state.status == "ready" and engines.starts > number
         await until(lambda: not fleet.replicas and fleet.state.status == "asleep", "its end")
     reasons = [decision.reason for decision in scaler.decisions]
-    assert any("a request waits" in reason for reason in reasons) and scaler.wanted == 0
+    # On a busy machine the first request may end before the load it gave was measured.
+    why = ("a request waits", "the capacity of an engine is not known")
+    assert any(each in reason for each in why for reason in reasons) and scaler.wanted == 0
 
 
 async def test_load_brings_engines_and_its_end_takes_them(fleet: FleetClient) -> None:

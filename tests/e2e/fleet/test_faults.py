@@ -152,18 +152,22 @@ async def test_a_lost_host_and_a_drained_one(tmp_path: Path) -> None:
             await joined(fleet, 3)
             expected = await undisturbed(fleet, 8, 400)
 
+            order = list(hosts)
+
             async def kill_drain_and_terminate() -> None:
-                hosts[0].kill()
+                busiest = max(fleet.replicas, key=lambda one: len(one.parts))
+                order.sort(key=lambda host: host.address != busiest.name)
+                order[0].kill()
                 await asyncio.sleep(0.2)
-                replica = next(one for one in fleet.replicas if one.name == hosts[1].address)
+                replica = next(one for one in fleet.replicas if one.name == order[1].address)
                 await replica.engine.control(Drain(0.2))
 
             got, gap = await disturbed(fleet, 8, 0.05, kill_drain_and_terminate, 400)
             assert got == expected
             assert fleet.moves["ended"] and gap < AT_ONCE, "a closed connection is seen at once"
-            await until(lambda: hosts[1].process.poll() == 0, "the drained engine to end")
-            hosts[2].kill(signal.SIGTERM)
-            await until(lambda: hosts[2].process.poll() == 0, "the engine to end")
+            await until(lambda: order[1].process.poll() == 0, "the drained engine to end")
+            order[2].kill(signal.SIGTERM)
+            await until(lambda: order[2].process.poll() == 0, "the engine to end")
             await until(lambda: not any(one.status == "ready" for one in fleet.replicas), "all to be gone")
             named.write_text("")
             late = asyncio.create_task(ask(fleet, made(0, 5)))
