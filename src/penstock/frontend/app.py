@@ -81,20 +81,7 @@ def create_app(
     background = _background(keys, limits, models, storage, siblings, config.seed, office)
     wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
     site = Site(
-        *(
-            models,
-            limits,
-            config.seed,
-            bodies,
-            unread,
-            tracer,
-            store,
-            storage,
-            wake_batches,
-            siblings,
-            office,
-            fallbacks,
-        )
+        models, limits, config.seed, bodies, unread, tracer, store, storage, wake_batches, siblings, office, fallbacks
     )
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
