@@ -85,15 +85,16 @@ async def test_to_zero_and_back(fleet: FleetClient) -> None:
     scaler = Autoscaler(fleet, engines, ELASTIC)
     fleet.keep(scaler.run())
     await until(lambda: fleet.state.status == "asleep", "a fleet without engines")
-    for number in range(2):
+    reasons: list[str] = []
+    for number in range(10):  # two are enough, unless a busy machine measures no load of the first one
         asked = request(f"r{number}", 5, 10)
         assert (await ask(fleet, asked)).choices[0] == expected(asked), "the front has held it"
         assert fleet.state.status == "ready" and engines.starts > number
         await until(lambda: not fleet.replicas and fleet.state.status == "asleep", "its end")
-    reasons = [decision.reason for decision in scaler.decisions]
-    # On a busy machine the first request may end before the load it gave was measured.
-    why = ("a request waits", "the capacity of an engine is not known")
-    assert any(each in reason for each in why for reason in reasons) and scaler.wanted == 0
+        reasons = [decision.reason for decision in scaler.decisions]
+        if number and any("a request waits" in reason for reason in reasons):
+            break
+    assert any("a request waits" in reason for reason in reasons) and scaler.wanted == 0
 
 
 async def test_load_brings_engines_and_its_end_takes_them(fleet: FleetClient) -> None:
