@@ -219,8 +219,6 @@ def _quantize_layers(
             index, calibrated, progress.hidden.get("calibration"), progress.hidden.get("original"), calibration
         ):
             advance(1)
-        if calibration and index < count - 1:
-            calibrated.forward(progress.hidden["calibration"], calibration)
         if "check" in windows:
             layer.forward(progress.hidden["check"], windows["check"])
         progress.layer = index + 1

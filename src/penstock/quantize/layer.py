@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple, cast
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from penstock.families import GroupedQuerySpec
 from penstock.families.spec import Parameter, TensorSource
+from penstock.models.decoder import Hidden
 from penstock.quantize.formats.destination import Destination
 from penstock.quantize.formats.grid import CodeFormat, Quantized, joined_grids
 from penstock.quantize.moments import HELD_OUT, Moments
@@ -20,6 +22,7 @@ from penstock.quantize.stream import StreamedLayer, Windows, batches
 from penstock.quantize.workers import Workers
 from penstock.weights.reads import row_runs
 
+MOMENTS_BYTES = 1 << 30  # of the experts whose moments are in memory at the same time
 # The norm whose result a product alone reads, so that its weight can be divided by what the product's is multiplied by.
 _NORM_BEFORE = {"qkv": "attention_norm", "gate_up": "mlp_norm", "up": "mlp_norm"}
 
@@ -31,6 +34,15 @@ class Segment(NamedTuple):
     rows: int
     fmt: CodeFormat
     sources: tuple[TensorSource, ...]
+
+
+@dataclass
+class OriginalInputs:
+    """What the products of the original's layer read, in the order of their use: for each part of the windows bf16
+    [tokens, columns]. Those of experts are empty: a quantised layer may choose other experts."""
+
+    inputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    by_attention: set[str] = field(default_factory=set)  # products before the output projection of attention
 
 
 @dataclass
@@ -48,41 +60,84 @@ class LayerQuantizer:
         self, index: int, layer: StreamedLayer, hidden: Tensor | None, original: Tensor | None, windows: Windows
     ) -> Iterator[str]:
         """Quantises a layer: its matrices in memory get the values of their codes. Yields the name of each product when
-        it is done. `hidden` are the hidden states of the calibration's tokens before the layer, or None; `original`
-        those before the original's, which are replaced by its output."""
+        it is done. `hidden` are the hidden states of the calibration's tokens before the layer, and `original` those of
+        the original model, or both None; they are replaced by the outputs of the quantised and the original layer."""
         products = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
-        read = dict[str, list[Tensor]]() if original is None else self._original_inputs(layer, original, windows)
-        for name in dict.fromkeys([*(name for name in read if name in products), *products]):
-            parameter, moments = products[name], dict[int, Moments]()
-            if hidden is not None:
-                moments = self._record(layer, parameter, hidden, read.pop(name, None), windows)
-            for choice in self._quantize(layer, parameter, moments):
-                error = None if choice.error != choice.error else round(choice.error, 6)
-                product = f"layers.{index}.{name.removeprefix('layers.0.').removesuffix('.weight')}"
-                self.choices.append({"product": product, "method": choice.method, "error": error})
+        read = OriginalInputs() if original is None else self._original_inputs(layer, original, windows)
+        attended: Hidden | None = None
+        for name in dict.fromkeys([*(name for name in read.inputs if name in products), *products]):
+            parameter = products[name]
+            if hidden is not None and attended is None and name not in read.by_attention:
+                attended = _attend(layer, hidden, windows)
+            for experts in _together(parameter):
+                moments = dict[int, Moments]()
+                if hidden is not None:
+                    states, own = attended or Hidden(hidden), read.inputs.pop(name, ())
+                    moments = self._moments(layer, parameter, experts, states, own, windows)
+                for choice in self._quantize(layer, parameter, experts, moments):
+                    error = None if choice.error != choice.error else round(choice.error, 6)
+                    product = f"layers.{index}.{name.removeprefix('layers.0.').removesuffix('.weight')}"
+                    self.choices.append({"product": product, "method": choice.method, "error": error})
             yield name
+        if hidden is not None:
+            states = attended or _attend(layer, hidden, windows)
+            for rows, output in layer.by_parts(windows, lambda rows, _: layer.finish(states[rows])):
+                hidden[rows] = output
 
-    def _original_inputs(self, layer: StreamedLayer, hidden: Tensor, windows: Windows) -> dict[str, list[Tensor]]:
-        """Runs the layer before it is quantised. Returns what each product reads, in the order of their use: for each
-        batch bf16 [tokens, columns]. Those of experts are empty: a quantised layer may choose other experts."""
-        recorder, places = cast(RecordingLinear, layer.stream.kernels.linear), WeightPlaces(layer.parameters)
+    def _original_inputs(self, layer: StreamedLayer, hidden: Tensor, windows: Windows) -> OriginalInputs:
+        """Runs the layer before it is quantised. Returns what its products read, and replaces the hidden states by its
+        output."""
+        recorder, places = _recorder(layer), WeightPlaces(layer.parameters)
         experts = {p.name for p in layer.spec.parameters if p.experts > 1}
-        parts, found = list(batches(windows)), dict[str, list[Tensor]]()
+        found = OriginalInputs()
 
-        def run(part: tuple[slice, Windows]) -> tuple[Tensor, dict[str, list[Tensor]]]:
-            read = dict[str, list[Tensor]]()
+        def run(rows: slice, some: Windows) -> tuple[Tensor, OriginalInputs]:
+            read = OriginalInputs()
 
             def watch(address: int, x: Tensor) -> None:
                 if place := places.find(address):
-                    read.setdefault(place[0], []).extend([] if place[0] in experts else [x.bfloat16()])
+                    read.inputs.setdefault(place[0], []).extend([] if place[0] in experts else [x.bfloat16()])
 
             with recorder.watched_by(watch):
-                return layer.run(hidden[part[0]], part[1]), read
+                attended = layer.attend(hidden[rows], some)
+                read.by_attention.update(read.inputs)
+                return layer.finish(attended), read
 
-        for (rows, _), (output, read) in zip(parts, layer.stream.workers.map(run, parts), strict=True):
+        for rows, (output, read) in layer.by_parts(windows, run):
             hidden[rows] = output
-            for name, inputs in read.items():
-                found.setdefault(name, []).extend(inputs)
+            found.by_attention |= read.by_attention
+            for name, inputs in read.inputs.items():
+                found.inputs.setdefault(name, []).extend(inputs)
+        return found
+
+    def _moments(
+        self,
+        layer: StreamedLayer,
+        parameter: Parameter,
+        experts: range,
+        states: Hidden,
+        original: Sequence[Tensor],
+        windows: Windows,
+    ) -> dict[int, Moments]:
+        """Returns the moments of what a product reads, by the first row of the expert or 0. `states` are those before
+        the layer, or after its attention if the product comes later. `original` is what the original's product reads:
+        bf16 [tokens, columns] for each part of the windows, or nothing."""
+        recorder, places, workers = _recorder(layer), WeightPlaces(layer.parameters), layer.stream.workers
+
+        def inputs(rows: slice, some: Windows) -> list[tuple[int, Tensor]]:
+            mine = states[rows]
+            execute = partial(layer.attend, mine.states, some) if mine.attended is None else partial(layer.finish, mine)
+            return recorder.inputs(places, parameter, experts, execute)
+
+        parts, found = len(list(batches(windows))), dict[int, Moments]()
+        split = (len(self.methods) > 1 or self.scales) and parts > 1
+        held_out = range(HELD_OUT - 1, parts, HELD_OUT) or (parts - 1,)
+        for i, (_, calls) in enumerate(layer.by_parts(windows, inputs)):
+            read = original[i].float() if len(original) == parts else None
+            for first, x in calls:
+                if first not in found:
+                    found[first] = Moments(parameter.shape[1], split)
+                found[first].add(x, read, held_out=i in held_out, workers=workers)
         return found
 
     def _segments(self, parameter: Parameter) -> Iterator[Segment]:
@@ -97,33 +152,14 @@ class LayerQuantizer:
     def _format(self, source: TensorSource) -> CodeFormat | None:
         return self.destination.format_of(source.name) if is_whole_rows(source) else None
 
-    def _record(
-        self,
-        layer: StreamedLayer,
-        parameter: Parameter,
-        hidden: Tensor,
-        original: list[Tensor] | None,
-        windows: Windows,
-    ) -> dict[int, Moments]:
-        """Returns the moments of the inputs of a product, by the first row of the expert or 0."""
-        recorder, workers = cast(RecordingLinear, layer.stream.kernels.linear), layer.stream.workers
-        groups, found = list(batches(windows)), dict[int, Moments]()
-        several = len(self.methods) > 1 or self.scales
-        held = {i for i in range(len(groups)) if i % HELD_OUT == HELD_OUT - 1} or {len(groups) - 1}
-        calls = workers.map(lambda group: recorder.inputs(layer, parameter, hidden[group[0]], group[1]), groups)
-        for i, inputs in enumerate(calls):
-            read = original[i].float() if original and len(original) == len(groups) else None
-            for first, x in inputs:
-                if first not in found:
-                    found[first] = Moments(parameter.shape[1], split=several and len(groups) > 1)
-                found[first].add(x, read, held_out=i in held, workers=workers)
-        return found
-
-    def _quantize(self, layer: StreamedLayer, parameter: Parameter, moments: dict[int, Moments]) -> list[ChosenCodes]:
+    def _quantize(
+        self, layer: StreamedLayer, parameter: Parameter, experts: range, moments: dict[int, Moments]
+    ) -> list[ChosenCodes]:
         weights = layer.parameters[parameter.name]
         if parameter.experts == 1 and moments:
             weights = moments[0].corrected(weights)
-        segments, size = list(self._segments(parameter)), parameter.shape[0] // parameter.experts
+        size = parameter.shape[0] // parameter.experts
+        segments = [each for each in self._segments(parameter) if each.first // size in experts]
         scales = self._scales(layer, parameter, weights, segments, moments) if self.scales and moments else None
         workers = layer.stream.workers
         choices = [self._choose(weights, each, moments.get(each.first // size * size), workers) for each in segments]
@@ -208,6 +244,22 @@ class LayerQuantizer:
         whole = Quantized(codes, joined_grids([piece.grid for _, piece in pieces], 0))
         self.destination.put(source.name, whole.rows(index))
         del self._pieces[source.name]
+
+
+def _attend(layer: StreamedLayer, hidden: Tensor, windows: Windows) -> Hidden:
+    parts = layer.by_parts(windows, lambda rows, some: layer.attend(hidden[rows], some).attended)
+    return Hidden(hidden, torch.cat([attended for _, attended in parts if attended is not None]))
+
+
+def _together(parameter: Parameter) -> Iterator[range]:
+    """Yields the experts of a parameter whose moments are in memory at the same time."""
+    count = max(1, MOMENTS_BYTES // (8 * parameter.shape[1] ** 2))
+    for first in range(0, parameter.experts, count):
+        yield range(first, min(first + count, parameter.experts))
+
+
+def _recorder(layer: StreamedLayer) -> RecordingLinear:
+    return cast(RecordingLinear, layer.stream.kernels.linear)
 
 
 def is_whole_rows(source: TensorSource) -> bool:

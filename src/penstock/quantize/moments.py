@@ -21,33 +21,39 @@ class Moments:
     split: bool = False  # whether windows are held out; without, all of them are in both
     fit: Tensor = field(init=False)  # of most windows: codes are chosen by it
     check: Tensor = field(init=False)  # of the windows that were held out
-    drift: Tensor = field(init=False)  # sum of (o - x) x^T, where the original's product reads o in place of x
+    drift: Tensor | None = None  # sum of (o - x) x^T, where the original's product reads o in place of x
     tokens: int = 0
 
     def __post_init__(self) -> None:
         self.fit = torch.zeros(self.columns, self.columns)
         self.check = torch.zeros_like(self.fit) if self.split else self.fit
-        self.drift = torch.zeros_like(self.fit)
 
     def add(self, x: Tensor, original: Tensor | None = None, *, held_out: bool, workers: Workers) -> None:
         """Adds the fp32 rows of x [tokens, columns], in whose place the original's product reads `original`."""
-        if held_out and self.split:
-            sums = [(self.check, x)]
-        else:
-            sums = [(self.fit, x)] if original is None else [(self.fit, x), (self.drift, original - x)]
-            self.tokens += len(x)
+        aside = held_out and self.split
+        total = self.check if aside else self.fit
+        difference = None if aside or original is None else original - x
+        self.tokens += 0 if aside else len(x)
+        if difference is not None and self.drift is None:
+            self.drift = torch.zeros_like(self.fit)
 
-        def add_to(columns: slice) -> None:
-            for total, left in sums:
-                total[columns].addmm_(left[:, columns].T, x)
+        def add_to(begin: int) -> None:
+            """Adds to the rows of some columns. The sums of x x^T are symmetric: one half is copied."""
+            end = begin + BLOCK
+            total[begin:end, begin:].addmm_(x[:, begin:end].T, x[:, begin:])
+            total[end:, begin:end] = total[begin:end, end:].T
+            if difference is not None and self.drift is not None:
+                self.drift[begin:end].addmm_(difference[:, begin:end].T, x)
 
-        for _ in workers.map(add_to, [slice(at, at + BLOCK) for at in range(0, self.columns, BLOCK)]):
+        for _ in workers.map(add_to, range(0, self.columns, BLOCK)):
             pass
 
     def corrected(self, weights: Tensor) -> Tensor:
         """Returns the weights [rows, columns] that come nearest to the original's outputs, W o, from x: by least
         squares they are W + W drift (sum of x x^T)^-1 (Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for
         Asymmetric Calibration", 2025)."""
+        if self.drift is None:
+            return weights
         factor = self.factor()
         return weights + weights @ self.drift @ factor.T @ factor
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from penstock.families.spec import Parameter
 from penstock.kernels.linear import DenseWeight, TorchLinear
-from penstock.quantize.stream import StreamedLayer, Windows
 
 
 class _Enough(Exception):
@@ -63,23 +62,23 @@ class RecordingLinear(threading.local):
         return self._linear.rows(token_ids, weight, scale, dtype, first=first)
 
     def inputs(
-        self, layer: StreamedLayer, parameter: Parameter, hidden: Tensor, windows: Windows
+        self, places: "WeightPlaces", parameter: Parameter, experts: range, run: Callable[[], object]
     ) -> list[tuple[int, Tensor]]:
-        """Runs a layer up to a product. Returns what each call of it read: (the first row of its weight, x)."""
-        places, found = WeightPlaces(layer.parameters), list[tuple[int, Tensor]]()
+        """Calls `run`, which executes a layer, and stops it when it needs the product of a parameter. Returns what each
+        call of the product read: (the first row of its weight, x). For a parameter of experts it is not stopped, and
+        only the calls of `experts` are returned."""
+        found, size = list[tuple[int, Tensor]](), parameter.shape[0] // parameter.experts
 
         def watch(address: int, x: Tensor) -> None:
             place = places.find(address)
-            if place is None or place[0] != parameter.name:
-                if found and place is not None:
-                    raise _Enough
+            if place is None or place[0] != parameter.name or place[1] // size not in experts:
                 return
             found.append((place[1], x))
             if parameter.experts == 1:
                 raise _Enough
 
         with self.watched_by(watch), suppress(_Enough):
-            layer.run(hidden, windows)
+            run()
         return found
 
     @contextmanager

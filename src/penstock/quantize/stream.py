@@ -1,7 +1,7 @@
 """Executes a model one layer at a time: many windows of tokens go through a layer before the next one is read.
 
 So the weights of one layer are in memory, and the hidden states of all windows. The layers are those that the engine
-executes (models/decoder.py): each is a pipeline stage of its own.
+executes (models/block.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +19,15 @@ from penstock.families import ModelSpec
 from penstock.families.spec import Parameter, TensorSource
 from penstock.kernels import Kernels, Packing
 from penstock.kernels.attention import AttentionBatch
-from penstock.models import Decoder, GroupInput, LayerCache, LayerParameters, StepInput
+from penstock.models import GroupInput, LayerCache, LayerParameters
+from penstock.models.attention import ATTENTION_KINDS
+from penstock.models.block import Block
+from penstock.models.decoder import Hidden
+from penstock.models.rope import rotary_frequencies
 from penstock.quantize.workers import Workers
 from penstock.weights.load import load_parameters
+
+T = TypeVar("T")
 
 Windows = Sequence[Sequence[int]]  # token ids
 BLOCK = 16  # tokens of a page
@@ -126,8 +132,14 @@ class StreamedLayer:
     parameters: dict[str, Any]
 
     @cached_property
-    def _decoder(self) -> Decoder:
-        return Decoder(self.spec, dict(self.parameters), self.stream.kernels, context=self.stream.spec.max_position)
+    def _block(self) -> Block:
+        parameters = LayerParameters(dict(self.parameters), "layers.0.", self.stream.kernels)
+        return Block(self.spec.layers[0], self.spec, parameters, None, ATTENTION_KINDS)
+
+    @cached_property
+    def _frequencies(self) -> Tensor | None:
+        rotary = self._block.rotary
+        return rotary and rotary_frequencies(*rotary, self.stream.spec.max_position)
 
     def executed_by(self, kernels: Kernels) -> "StreamedLayer":
         """Returns this layer, with the same weights in memory, executed by other kernels."""
@@ -135,30 +147,41 @@ class StreamedLayer:
 
     def forward(self, hidden: Tensor, windows: Windows) -> None:
         """Replaces the hidden states of the windows' tokens [tokens, hidden], which the layer reads, by its output."""
-        parts = list(batches(windows))
-        results = self.stream.workers.map(lambda part: self.run(hidden[part[0]], part[1]), parts)
-        for (rows, _), result in zip(parts, results, strict=True):
-            hidden[rows] = result
+        for rows, output in self.by_parts(windows, lambda rows, some: self.finish(self.attend(hidden[rows], some))):
+            hidden[rows] = output
 
-    def run(self, hidden: Tensor, windows: Windows) -> Tensor:
-        """Returns the layer's output for some windows."""
-        (layer,), kernels = self.spec.layers, self.stream.kernels
+    def by_parts(self, windows: Windows, function: Callable[[slice, Windows], T]) -> Iterator[tuple[slice, T]]:
+        """Calls `function`, by the workers, for windows that go through the layer together and the rows of their
+        tokens. Yields these rows with the result, in order."""
+        parts = list(batches(windows))
+        results = self.stream.workers.map(lambda part: function(*part), parts)
+        return zip((rows for rows, _ in parts), results, strict=True)
+
+    def attend(self, hidden: Tensor, windows: Windows) -> Hidden:
+        """Runs the layer up to the output projection of its attention, for the hidden states [tokens, hidden] of some
+        windows."""
+        (layer,), block, kernels = self.spec.layers, self._block, self.stream.kernels
         lengths = np.array([len(window) for window in windows], np.int64)
         ends = np.concatenate(([0], np.cumsum(lengths)))
         counts = -(-lengths // BLOCK)
         tables = 1 + np.arange(len(windows) * counts.max()).reshape(len(windows), -1)  # block 0 is the null page
-        page = layer.attention.page
-        size = (1 + tables.size, *page.size(BLOCK, self.stream.dtype.itemsize))
+        size = (1 + tables.size, *layer.attention.page.size(BLOCK, self.stream.dtype.itemsize))
         cache = LayerCache(torch.zeros(size, dtype=self.stream.dtype).unbind(1))
         positions = torch.cat([torch.arange(int(length)) for length in lengths])
         sequence = torch.from_numpy(np.repeat(np.arange(len(windows)), lengths))
         blocks = torch.from_numpy(tables)[sequence, positions // BLOCK]
         batch = AttentionBatch(BLOCK, self.spec.windows[layer.kv_group], ends, lengths, tables)
-        attention = kernels.attention.prepare(batch, cache.keys)
-        group = GroupInput(attention, blocks, positions % BLOCK)
-        ids = torch.tensor([token for window in windows for token in window])
-        step = StepInput(ids, positions, (group,) * (layer.kv_group + 1), hidden.contiguous())
-        return self._decoder.forward(step, [cache]).states
+        group = GroupInput(kernels.attention.prepare(batch, cache.keys), blocks, positions % BLOCK)
+        rotation = None
+        if block.rotary is not None and self._frequencies is not None:
+            temperature = block.rotary[0].temperature
+            rotation = kernels.attention.rotation(positions, self._frequencies, self.stream.dtype, temperature)
+        return Hidden(*block.attend(hidden.contiguous(), None, rotation, group, cache))
+
+    def finish(self, hidden: Hidden) -> Tensor:
+        """Runs the rest of the layer on rows that `attend` returned. Returns the layer's output [rows, hidden]."""
+        assert hidden.attended is not None, "`attend` returned it"
+        return self._block.add(*self._block.finish(hidden.attended, hidden.states), self._block.output_scale)
 
 
 def batches(windows: Windows) -> Iterator[tuple[slice, Windows]]:

@@ -134,6 +134,7 @@ def test_mixtures_and_other_layouts_are_quantised(
     folder, out = tiny_checkpoint(variant), tmp_path / variant
     result = made(run_command, out, "--scheme", "int8", "--group", "0", model=str(folder))
     assert result["table"][-1]["kl"] < NEAR[variant]
+    assert all(choice["error"] is not None for choice in result["choices"]), "each was measured, every expert too"
     found, original = decoded_tensors(out), load_file(folder / "model.safetensors")
     assert found.keys() == original.keys()
     assert sum(not torch.equal(found[name], original[name].float()) for name in found) >= 10
