@@ -8,6 +8,8 @@ throughput`:
         --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
         --peer "vllm 0.32.0=/path/to/python vllm_cpu_bench.py MODEL_DIR"
 
+Flags of --ours may begin with another model, such as one that is quantised: "gptq=../model-gptq --quantization int8".
+
 The same GGUF file in both engines:
 
     python benchmarks/compare.py MODEL.gguf \\
@@ -171,7 +173,9 @@ def main() -> None:
     for text in args.ours or ["penstock="]:
         name, _, flags = text.partition("=")
         mine.append(name)
-        engines[name] = partial(bench_throughput, args.model, flags)
+        first, _, rest = flags.partition(" ")
+        other = first and not first.startswith("-")
+        engines[name] = partial(bench_throughput, *((first, rest) if other else (args.model, flags)))
     for text in args.peer:
         label, _, command = text.partition("=")
         name, _, versions[name] = label.partition(" ")

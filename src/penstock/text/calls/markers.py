@@ -25,13 +25,12 @@ class MarkerTexts:
 
     def broken(self, value: Any, mark: str) -> Any:
         """Returns JSON with `mark` after the first character of each such text."""
-        match value:
-            case str():
-                return self._broken_text(value, mark)
-            case list() | tuple():
-                return [self.broken(item, mark) for item in value]
-            case Mapping():
-                return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
+        if isinstance(value, str):
+            return value if self._starts.search(value) is None else self._broken_text(value, mark)
+        if isinstance(value, list | tuple):
+            return [self.broken(item, mark) for item in value]
+        if isinstance(value, Mapping):
+            return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
         return value
 
     def _broken_text(self, text: str, mark: str) -> str:
