@@ -63,13 +63,17 @@ class IdlePeak:
     def __init__(self, measure: Callable[[], MachinePeak]) -> None:
         self._measure = measure
         self._peak = MachinePeak()
-        self._begun = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def measuring(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def look(self, *, idle: bool) -> MachinePeak:
         """Returns the peak as far as it is known."""
-        if idle and not self._begun:
-            self._begun = True
-            threading.Thread(target=self._run, name="measure", daemon=True).start()
+        if idle and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="measure", daemon=True)
+            self._thread.start()
         return self._peak
 
     def _run(self) -> None:
