@@ -57,7 +57,7 @@ def _models(now: Scrape, before: Scrape | None) -> "RenderableType":
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("model", "state", "running", "waiting", "KV cache", "tokens/s in", "out", "first token"):
+    for title in ("model", "state", "running", "waiting", "KV cache", "tok/s in", "out", "TTFT p50 / p99"):
         table.add_column(title)
     names = ("engine_healthy", "engine_asleep", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     seconds = _uptime(now) if before is None else now.moment - before.moment
@@ -67,7 +67,9 @@ def _models(now: Scrape, before: Scrape | None) -> "RenderableType":
         period = ScrapeDifference(model, now, before, seconds).period()
         rates = (f"{rate:,.1f}" for rate in (period.prompt_rate, period.output_rate))
         counts = (f"{gauges[0]:.0f}", f"{gauges[1]:.0f}", f"{gauges[2]:.1%}")
-        table.add_row(Text(one_line(model, 40)), state, *counts, *rates, _times(period.first_token))
+        table.add_row(
+            Text(one_line(model, 40)), state, *counts, *rates, _times(period.first_token and period.first_token[::2])
+        )
     return table
 
 
