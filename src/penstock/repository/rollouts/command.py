@@ -22,7 +22,8 @@ _log = logging.getLogger("penstock.repository")
 
 class CommandJudge:
     """Writes a pair as a line of JSON to the command's standard input, and reads a line with a number, or null. The
-    command runs on, for all pairs; after a failure the next pair starts it again. Used from one event loop."""
+    command runs until `close`; after a failure the next pair starts it again. A call that is cancelled must be followed
+    by `close`."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         """`folder` is the command's working directory."""
@@ -45,9 +46,6 @@ class CommandJudge:
                 _log.warning("the judge %s must answer each line with a number from -1 to 1: %s", self._command, reason)
                 await self.close()
                 return None
-            except BaseException:
-                await self.close()
-                raise
 
     async def close(self) -> None:
         """Ends the command. May be called twice."""
