@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def scores(folder: Path, *acts: str) -> list[float | None]:
     async def run() -> list[float | None]:
         judge = CommandJudge((sys.executable, "judge.py"), folder)
         try:
-            return list(await asyncio.gather(*(judge.score({"do": act}) for act in acts)))
+            return list(await asyncio.gather(*(judge.score(partial(dict, do=act)) for act in acts)))
         finally:
             await judge.close()
             await judge.close()
@@ -60,5 +61,9 @@ def test_a_command_that_fails_is_started_again(
 
 def test_a_command_that_is_not_there_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     judge = CommandJudge(("./missing",), tmp_path)
-    assert asyncio.run(judge.score({})) is None and "No such file" in caplog.text
-    assert asyncio.run(judge.score({"large": "x" * command.MAX_PAIR_BYTES})) is None
+    assert asyncio.run(judge.score(dict)) is None and "No such file" in caplog.text
+
+
+def test_a_pair_that_json_cannot_hold_is_not_judged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    judge = CommandJudge(("./missing",), tmp_path)
+    assert asyncio.run(judge.score(lambda: {"text": b"\xff".decode()})) is None and "can't decode" in caplog.text

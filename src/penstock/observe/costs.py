@@ -62,24 +62,21 @@ class IdlePeak:
 
     def __init__(self, measure: Callable[[], MachinePeak]) -> None:
         self._measure = measure
-        self._peak = MachinePeak()
-        self._thread: threading.Thread | None = None
+        self._peak: MachinePeak | None = None
+        self._begun = False
 
-    @property
-    def measuring(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def look(self, *, idle: bool) -> MachinePeak:
-        """Returns the peak as far as it is known."""
-        if idle and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="measure", daemon=True)
-            self._thread.start()
+    def look(self, *, idle: bool) -> MachinePeak | None:
+        """Returns the peak as far as it is known; None until it was measured."""
+        if idle and not self._begun:
+            self._begun = True
+            threading.Thread(target=self._run, name="measure", daemon=True).start()
         return self._peak
 
     def _run(self) -> None:
         try:
             self._peak = self._measure()
         except Exception:
+            self._peak = MachinePeak()
             log.exception("the machine's speed could not be measured, so the shares of it are not known")
 
 

@@ -275,8 +275,9 @@ class _ModelSeries:
             if not sleeps(model.engine) and (used := usage(model.engine.info.pid)) is not None:
                 memory.add_metric([name], used[0])
                 seconds.add_metric([name], used[1])
-            peak, measuring = model.machine(idle=idle)
-            idle = idle and not measuring  # models are measured one after the other
+            if (peak := model.machine(idle=idle)) is None:
+                idle = False  # models are measured one after the other
+                continue
             for family, rate in ((bandwidth, peak.read_bytes), (flops, peak.flops)):
                 if rate:
                     family.add_metric([name], rate)

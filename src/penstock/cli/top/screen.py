@@ -41,8 +41,7 @@ def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "
     parts: list[RenderableType] = [Text(_heading(url, now), style="bold")]
     if trouble:
         parts.append(Text(one_line(trouble, 200), style="bold red"))
-    if len(now.models) > 1:
-        parts += [Text(), _models(now, before)]  # first, since the rest may be longer than the terminal
+    parts += [Text(), _models(now, before)] if len(now.models) > 1 else []  # the rest may not fit the terminal
     for model in now.models:
         parts += [Text(), *_model(model, now, before)]
     if "penstock_fleet_requests_held" in now.samples:

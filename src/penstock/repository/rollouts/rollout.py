@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Set
 from typing import Any, Protocol
 
 from penstock.messages.tensors import TensorModel
@@ -34,7 +34,7 @@ class Comparison(Protocol):
 class ComparedModel(Protocol):
     """A version that may have a rollout."""
 
-    own_judge: Sequence[str]  # the operator's command that judges answers; () if there is none
+    own_judge: tuple[str, ...]  # the operator's command that judges answers; () if there is none
 
     @property
     def judges(self) -> Mapping[str, float]:
@@ -49,9 +49,7 @@ class ComparedModel(Protocol):
 class Rollout:
     """Used from one event loop."""
 
-    def __init__(
-        self, record: RolloutRecord, changed: Callable[["Rollout"], None], own: CommandJudge | None = None
-    ) -> None:
+    def __init__(self, record: RolloutRecord, changed: Callable[["Rollout"], None], own: CommandJudge | None) -> None:
         """`changed` is called after each change of the state. `own` is the operator's judge."""
         self.record = record
         self.preparing = False  # requests of the golden set run: no user gets the candidate, and nothing is decided
@@ -86,8 +84,8 @@ class Rollout:
 
     async def ask(self, pair: Callable[[], Mapping[str, Any]]) -> None:
         """Counts what the operator's own judge finds of a pair of answers, if the rollout has this judge."""
-        if self._own is not None and OWN in self.judges:
-            self.add(OWN, await self._own.score(pair()))
+        if OWN in self.judges and self._own is not None:
+            self.add(OWN, await self._own.score(pair))
 
     def copy(self, work: Callable[[], Coroutine[Any, Any, None]], *, always: bool = False) -> None:
         """Begins a comparison, unless enough of them run; `always`: in any case."""

@@ -40,8 +40,6 @@ class RepositoryRollouts:
         self._ended: set[str] = set()  # rollouts whose other version is still there
         self._saved = time.monotonic()
 
-    # -- the repository ---------------------------------------------------------------------------------------------
-
     def pick(self, name: str, key: str) -> TensorModel | None:
         """Returns the version for a request; None if the model has no rollout, or is a language model. See
         `Rollout.takes`."""
@@ -67,8 +65,8 @@ class RepositoryRollouts:
         if record.incumbent not in ready or record.candidate not in ready:
             return
         (old, incumbent), (new, candidate) = ready[record.incumbent], ready[record.candidate]
-        command = incumbent.own_judge
-        rollout = Rollout(record, self._changed, CommandJudge(command, self._folder / name) if command else None)
+        own = CommandJudge(incumbent.own_judge, self._folder / name) if incumbent.own_judge else None
+        rollout = Rollout(record, self._changed, own)
         self._running[name] = _OpenRollout(rollout, incumbent.compare(rollout, candidate))
         if record.digests not in (("", ""), (old, new)):
             self._end(rollout, "aborted", "the files of a version have changed")
@@ -101,8 +99,6 @@ class RepositoryRollouts:
         for name in list(self._running):
             await self.leave(name)
         self._save()
-
-    # -- Rollouts ---------------------------------------------------------------------------------------------------
 
     async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
         """See Rollouts."""

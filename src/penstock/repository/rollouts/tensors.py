@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.messages import DeadlineExceeded, QueueFull
 from penstock.messages.arrays import read_array
-from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel, TensorSpec, strings
+from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel, TensorSpec
 from penstock.repository.rollouts.decision import EQUAL
 from penstock.repository.rollouts.judging import WITH_LABELS, WITHOUT_LABELS, LabelledJudges, Pair, VersionOutcome
 from penstock.repository.rollouts.rollout import Rollout
@@ -120,10 +120,5 @@ def _told(pair: Pair) -> dict[str, Any]:
 
 
 def _values(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Numbers as nested lists, and texts as one list."""
-    return {
-        each.name: [str(text, "utf-8", "replace") for text in strings(each.data, "BYTES")]
-        if each.datatype == "BYTES"
-        else read_array(each.data, each.datatype, each.shape).tolist()
-        for each in tensors
-    }
+    """Raises UnicodeDecodeError for texts that are not UTF-8."""
+    return {each.name: read_array(each.data, each.datatype, each.shape).tolist() for each in tensors}
