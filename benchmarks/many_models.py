@@ -3,7 +3,8 @@
 peaks: three engines, one after the other with many requests, while the two others
 have few. Their KV caches have one budget, or fixed thirds of it. Both arrangements take turns.
 steady: the same engines, all with the same load: the tokens of each, compared with a third of what it has alone.
-memory: an engine whose budget changes: how far its resident memory is from the budget; and 10,000 changes under load.
+memory: an engine of the embedded model whose budget changes: how far its resident memory is from the budget; and
+10,000 changes under load.
 
     python benchmarks/many_models.py --json benchmarks/results/amx/many_models.json --plot docs/images/many-models.svg
 """
@@ -30,17 +31,19 @@ from penstock.config import EngineConfig
 from penstock.config.engine import LEASE_BYTES, LeasePlace
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
-from penstock.messages import GenerateRequest, RequestRejected, Resize, SamplingParams
-from penstock.weights.packaged import SMOLLM2
+from penstock.messages import GenerateRequest, Resize, SamplingParams
+from penstock.weights.packaged import SMOLLM2, embedded_model
 
 MODELS = 3
 MANY, FEW = 20, 2  # clients of the model at its peak, and of the others
 PROMPT, OUTPUT = 160, 48
 SHARE = 48 << 20  # bytes of a KV cache: about 2,000 tokens
 FIRST_TOKEN = 3.0  # seconds: a later first token does not count as good
-STREAMS, STEADY_SECONDS = 8, 4.0
-CHANGES, RESIZES = 8, 10_000
+STREAMS, WINDOW = 8, 1.0  # and seconds of each model in a window
+CHANGES, RESIZES, NEAR = 8, 10_000, 0.05
 MEMORY, LEAST = 128 << 20, 0.25  # bytes of the cache whose budget changes, and its smallest part
+PRESSED = 0.08, 0.14  # parts of it in which 8 streams do not fit
+BURST = 5  # changes that are sent at once
 
 
 async def start(model: str, place: int, segment: Path, *, elastic: bool, sequences: int = MANY) -> StreamingClient:
@@ -58,8 +61,10 @@ async def start(model: str, place: int, segment: Path, *, elastic: bool, sequenc
 
 
 @contextlib.asynccontextmanager
-async def three(models: Sequence[str], folder: Path, *, elastic: bool) -> AsyncIterator[list[StreamingClient]]:
-    """Engines that take turns, and have one budget if they are `elastic`."""
+async def three(
+    models: Sequence[str], folder: Path, *, elastic: bool
+) -> AsyncIterator[tuple[list[StreamingClient], Path]]:
+    """Engines that take turns, by the segment in a file, and have one budget if they are `elastic`."""
     segment = folder / f"lease-{time.monotonic()}"
     segment.write_bytes(bytes(LEASE_BYTES))
     clients, budgets = [], KVBudgets()
@@ -70,7 +75,7 @@ async def three(models: Sequence[str], folder: Path, *, elastic: bool) -> AsyncI
             budgets.add(clients[-1], size)
     following = asyncio.create_task(budgets.follow())
     try:
-        yield clients
+        yield clients, segment
     finally:
         following.cancel()
         for client in clients:
@@ -92,7 +97,7 @@ async def stream(client: StreamingClient, source: random.Random, output: int = O
 async def peaks(models: Sequence[str], folder: Path, *, elastic: bool) -> dict[str, Any]:
     """TTFT, goodput and preemptions while each model has its peak in turn."""
     source, firsts, timeline = random.Random(1), list[tuple[float, float]](), list[list[float]]()
-    async with three(models, folder, elastic=elastic) as clients:
+    async with three(models, folder, elastic=elastic) as (clients, _):
         await asyncio.gather(*(stream(client, source) for client in clients))
         began = time.monotonic()
 
@@ -132,36 +137,49 @@ async def peaks(models: Sequence[str], folder: Path, *, elastic: bool) -> dict[s
         }
 
 
-async def rates(clients: Sequence[StreamingClient]) -> list[float]:
-    """Tokens a second of each engine while all have the same load."""
-    source = random.Random(2)
+def held(segment: Path) -> float:
+    """Seconds for which engines of weight 1 have computed. See native/cpp/lease.h."""
+    data = segment.read_bytes()
+    return sum(int.from_bytes(data[64 * place + 16 :][:8], "little") for place in range(1, MODELS + 1)) / 1e9
+
+
+async def rates(clients: Sequence[StreamingClient], segment: Path) -> tuple[list[float], float]:
+    """Tokens a second of each engine while all have the same load, and the part of the time in which one computes."""
+    source, before = random.Random(2), [client.stats().decode_tokens for client in clients]
     tasks = [asyncio.create_task(stream(client, source, 350)) for client in clients for _ in range(STREAMS)]
-    while any(client.stats().running < STREAMS for client in clients):
+    while any(
+        client.stats().running < STREAMS or client.stats().decode_tokens < then + 2 * STREAMS
+        for client, then in zip(clients, before, strict=True)
+    ):  # all prompts are computed
         await asyncio.sleep(0.02)
-    before, began = [client.stats().decode_tokens for client in clients], time.perf_counter()
-    await asyncio.sleep(STEADY_SECONDS * len(clients))
-    passed = time.perf_counter() - began
+    before, used, began = [client.stats().decode_tokens for client in clients], held(segment), time.perf_counter()
+    await asyncio.sleep(WINDOW * len(clients))
+    passed, used = time.perf_counter() - began, held(segment) - used
     found = [(each.stats().decode_tokens - then) / passed for each, then in zip(clients, before, strict=True)]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     while not all(client.idle for client in clients):
         await asyncio.sleep(0.02)
-    return found
+    return found, used / passed
 
 
 async def steady(models: Sequence[str], folder: Path, rounds: int) -> dict[str, Any]:
-    """What each engine has beside the others, divided by its share, a third of what it has alone."""
-    names = [f"model {place}" for place in range(MODELS)]
-    found: dict[str, list[float]] = {name: [] for name in names}
-    async with three(models, folder, elastic=True) as clients:
+    """What each engine has beside the others, divided by its share, a third of what it has alone. The speed of the
+    machine changes within seconds: so each engine runs alone just before and just after all run, and the mean of the
+    two counts."""
+    found, computing = list[list[float]](), list[float]()
+    async with three(models, folder, elastic=True) as (clients, segment):
         for _ in range(rounds):
-            alone = [(await rates([client]))[0] for client in clients]
-            together = await rates(clients)
-            for name, one, beside in zip(names, alone, together, strict=True):
-                found[name].append(len(clients) * beside / one)
-    sums = [sum(each) / MODELS for each in zip(*found.values(), strict=True)]
-    return {name: {"median": median(each), "rounds": each} for name, each in {**found, "all": sums}.items()}
+            before = [(await rates([client], segment))[0][0] for client in clients]
+            together, used = await rates(clients, segment)
+            after = [(await rates([client], segment))[0][0] for client in reversed(clients)][::-1]
+            found.append([2 * MODELS * both / (a + b) for a, both, b in zip(before, together, after, strict=True)])
+            computing.append(used)
+    each = {f"model {place}": list(column) for place, column in enumerate(zip(*found, strict=True))}
+    each["all"] = [sum(row) / MODELS for row in found]
+    each["an engine computes"] = computing  # of the time in which all have work
+    return {name: {"median": median(row), "rounds": row} for name, row in each.items()}
 
 
 def resident(pid: int, size: int) -> int:
@@ -173,9 +191,10 @@ def resident(pid: int, size: int) -> int:
 async def memory() -> dict[str, Any]:
     """An engine whose cache is full of prefixes, and gets another budget again and again."""
     config = EngineConfig(
-        model=str(SMOLLM2.locate()), name="m", max_model_len=512, kv_cache_bytes=MEMORY, kv_reserve_bytes=MEMORY
+        model=str(embedded_model()), name="m", max_model_len=512, kv_cache_bytes=MEMORY, kv_reserve_bytes=MEMORY
     )
-    client, source, behind = await spawn(config), random.Random(3), list[float]()
+    client, source = await spawn(config), random.Random(3)
+    behind, given_back = list[float](), list[float]()
     page = MEMORY / client.info.num_blocks[0]
 
     async def fill() -> None:
@@ -186,17 +205,20 @@ async def memory() -> dict[str, Any]:
         await fill()
         full = resident(client.info.pid, MEMORY)
         for _ in range(CHANGES):
-            part = source.uniform(LEAST, 1.0)
+            budget = (part := source.uniform(LEAST, 1.0)) * (client.info.num_blocks[0] - 1) * page
+            began = time.monotonic()
             await client.control(Resize(part))
+            while resident(client.info.pid, MEMORY) > (1 + NEAR) * budget:
+                await asyncio.sleep(0.01)
+            given_back.append(time.monotonic() - began)
             await fill()
-            await asyncio.sleep(2.0)
-            behind.append(resident(client.info.pid, MEMORY) / (part * (client.info.num_blocks[0] - 1) * page) - 1)
+            behind.append(resident(client.info.pid, MEMORY) / budget - 1)
         changes, began = 0, time.monotonic()
         streams = [asyncio.create_task(stream(client, source, 300)) for _ in range(8)]
         while changes < RESIZES:
-            with contextlib.suppress(RequestRejected):  # too small for one sequence
-                await client.control(Resize(source.uniform(0.05, 0.3)))
-                changes += 1
+            sizes = [Resize(source.uniform(*PRESSED)) for _ in range(BURST)]
+            await asyncio.gather(*map(client.control, sizes))
+            changes += BURST
             streams = [
                 each if not each.done() else asyncio.create_task(stream(client, source, 300)) for each in streams
             ]
@@ -207,6 +229,7 @@ async def memory() -> dict[str, Any]:
         stats = client.stats()
         return {
             "budgets": CHANGES,
+            "given_back_s": max(given_back),
             "most_behind": max(map(abs, behind)),
             "resizes": changes,
             "resizes_a_second": changes / seconds,

@@ -83,6 +83,23 @@ def test_a_name_cannot_control_the_terminal() -> None:
     assert "\x1b" not in shown and "a␛]0;owned␇[bold]" in shown and "the engine does not serve" in shown
 
 
+def test_several_models_have_a_line_each() -> None:
+    text = "".join(
+        f'penstock_engine_healthy{{model_name="{name}"}} {healthy}\n'
+        f'penstock_engine_asleep{{model_name="{name}"}} {asleep}\n'
+        f'penstock_num_requests_running{{model_name="{name}"}} {running}\n'
+        f'penstock_generation_tokens_total{{model_name="{name}"}} {tokens}\n'
+        for name, healthy, asleep, running, tokens in (("[bold]a", 1, 0, 3, 500), ("b", 1, 1, 0, 0), ("c", 0, 0, 0, 0))
+    )
+    console = Console(file=io.StringIO(), width=80)
+    console.print(screen("http://x", Scrape(20.0, parse(text).samples), Scrape(10.0, {})))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = [line.split() for line in lines[2:6]]
+    assert rows[0][:4] == ["model", "state", "running", "waiting"]
+    assert rows[1] == ["[bold]a", "ready", "3", "0", "0.0%", "0.0", "50.0", "–"]
+    assert [row[:2] for row in rows[2:]] == [["b", "asleep"], ["c", "down"]]
+
+
 class Answers:
     """A server that answers GET /metrics with what a test tells it to."""
 
@@ -107,7 +124,7 @@ class Answers:
 @pytest.fixture
 def answers() -> Iterator[Answers]:
     found = Answers()
-    thread = Thread(target=found.server.serve_forever, daemon=True)
+    thread = Thread(target=found.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield found
     found.server.shutdown()
@@ -118,6 +135,12 @@ def test_the_key_is_sent(answers: Answers) -> None:
     assert scrape(answers.url, "secret").models == ["m"]
     assert scrape(answers.url, None).models == ["m"]
     assert answers.keys == ["Bearer secret", None]
+
+
+def test_a_server_may_have_no_model_yet(answers: Answers) -> None:
+    answers.body = b"penstock_http_requests_in_flight 1\n"
+    found = scrape(answers.url, None)
+    assert found.models == [] and found.value("penstock_http_requests_in_flight") == 1
 
 
 @pytest.mark.parametrize(

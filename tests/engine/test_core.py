@@ -170,6 +170,32 @@ def test_looks_after_the_executor_while_it_sleeps() -> None:
     assert bench.executor.looks == port.waits == 4  # twice for nothing, at the start and at the end
 
 
+class CountedLease:
+    """Turns of an engine that is alone."""
+
+    turns = 0
+
+    def take(self, due: float) -> bool:
+        self.turns += 1
+        return False
+
+    def give(self) -> None:
+        pass
+
+
+def test_an_engine_without_work_takes_no_turn() -> None:
+    bench, lease = Bench([], [], adds(request("a", 4, 10)), [], [], *([[]] * 20)), CountedLease()
+    bench.core = EngineCore(
+        *(bench.scheduler, bench.executor, bench.port.post, bench.executor.capacity),
+        incarnation=3,
+        clock=bench.clock,
+        lease=lease,
+    )
+    bench.run()
+    # One for each of ten steps, one at the end of the work, and one for the command that ends the script.
+    assert lease.turns == 12
+
+
 def test_an_executor_that_ends_while_the_engine_sleeps_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench([], [])
 

@@ -261,10 +261,18 @@ def test_the_parts_of_a_step_and_their_work(metrics: Metrics, engine: Engine) ->
     assert found["vllm:iteration_tokens_total_sum{model_name=m}"] == 100
     assert not measured  # requests run
     engine.now = EngineStats(steps=4, computed_tokens=100, decode_tokens=30, draft_tokens=10)
+    beside = Engine()
+    metrics.model("beside", beside, CostModel(costs, IdlePeak(lambda: MachinePeak(1.0, 1.0))))
+    beside.now = EngineStats(running=1)
+    samples(metrics)
+    assert not measured  # another model has requests
+    beside.now = EngineStats()
     flops = "penstock_machine_flops_per_second{model_name=m}"
     wait_for(lambda: flops in samples(metrics), "a thread that measures")
     found = samples(metrics)
     assert measured == [1]
+    other = "penstock_machine_flops_per_second{model_name=beside}"
+    wait_for(lambda: other in samples(metrics), "the other model is measured after it")
     assert found["penstock_machine_read_bytes_per_second{model_name=m}"] == 1e6
     assert found["penstock_machine_flops_per_second{model_name=m}"] == 1e9
     assert found["penstock_engine_read_bytes_total{model_name=m}"] == 4 * (1025 + 70 + 200)

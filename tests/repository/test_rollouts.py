@@ -72,11 +72,25 @@ def _serving(folder: Path, root: Path) -> Iterator[_Site]:
         yield _Site(server)
 
 
+# Finds the candidate worse by 1 where its outputs differ, and says nothing of the first pair.
+OWN_JUDGE = """
+import json, sys
+print("null", flush=True)
+sys.stdin.readline()
+for line in sys.stdin:
+    pair = json.loads(line)
+    assert pair["request"] == {"x": [[1, 2, 3, 4]]} and not pair["candidate"]["failed"]
+    print(float(pair["candidate"]["outputs"] != pair["incumbent"]["outputs"]), flush=True)
+"""
+
+
 def test_versions_take_over_as_far_as_their_answers_hold_up(tmp_path: Path) -> None:
     root = tmp_path / "models"
-    for name, factor in (("good", 2.0), ("garbage", -2.0), ("judged", 2.0)):
+    for name, factor in (("good", 2.0), ("garbage", -2.0), ("judged", 2.0), ("own", 2.001)):
         put(root, name, files.scale(2), settings=FIRST)
         put(root, name, files.scale(factor), 2)
+    (root / "own" / "judge.py").write_text(OWN_JUDGE)
+    (root / "own" / "model.yaml").write_text(f"{FIRST}\njudge: [{sys.executable}, judge.py]\n")
     with _serving(tmp_path, root) as site:
         assert site.infer("good")["model_version"] == "1"
         assert "candidate is missing" in site.change("good", "start")
@@ -104,6 +118,12 @@ def test_versions_take_over_as_far_as_their_answers_hold_up(tmp_path: Path) -> N
         assert "rolled back" in shown and "promoted" in shown and reason[:30] in shown
         metrics = site.server.get("/metrics").text
         assert 'penstock_rollout_worse{bound="low",judge="disagreement",model="garbage",version="2"}' in metrics
+
+        # Other judges find next to no difference.
+        assert not site.change("own", "start", candidate=2, hold=0.1)
+        assert [judge["name"] for judge in site.state("own")["judges"]][-1] == "own"
+        site.use("own", "rolled back")
+        assert site.state("own")["reason"].startswith("own: worse by ")
 
         # Labels: what has turned out to be right for a request.
         ranked = {"plan": [0, 100], "hold": 0, "tolerances": {"ndcg": 0.2}}

@@ -108,7 +108,7 @@ class EngineCore:
             else:
                 commands = channel.receive(wait=HEALTH_SECONDS)
                 self._executor.health()
-            if self._lease is not None:
+            if self._lease is not None and (commands or wake is not None):  # else it would seem to compete
                 self._take_turn(self._lease)
             wake = self.step(commands)
             if self._lease is not None and (wake is None or wake > self._clock()):

@@ -62,11 +62,11 @@ class IdlePeak:
 
     def __init__(self, measure: Callable[[], MachinePeak]) -> None:
         self._measure = measure
-        self._peak = MachinePeak()
+        self._peak: MachinePeak | None = None
         self._begun = False
 
-    def look(self, *, idle: bool) -> MachinePeak:
-        """Returns the peak as far as it is known."""
+    def look(self, *, idle: bool) -> MachinePeak | None:
+        """Returns the peak as far as it is known; None until it was measured."""
         if idle and not self._begun:
             self._begun = True
             threading.Thread(target=self._run, name="measure", daemon=True).start()
@@ -76,6 +76,7 @@ class IdlePeak:
         try:
             self._peak = self._measure()
         except Exception:
+            self._peak = MachinePeak()
             log.exception("the machine's speed could not be measured, so the shares of it are not known")
 
 

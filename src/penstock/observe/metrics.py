@@ -269,12 +269,15 @@ class _ModelSeries:
         version = GaugeMetricFamily(
             "penstock_model_info", "Always 1; the fingerprint is of the version.", labels=["model_name", "fingerprint"]
         )
+        idle = not any(each.running + each.waiting for each in load.values())
         for name, model in self._models.items():
             version.add_metric([name, model.fingerprint], 1.0)
             if not sleeps(model.engine) and (used := usage(model.engine.info.pid)) is not None:
                 memory.add_metric([name], used[0])
                 seconds.add_metric([name], used[1])
-            peak = model.machine(load[name])
+            if (peak := model.machine(idle=idle)) is None:
+                idle = False  # models are measured one after the other
+                continue
             for family, rate in ((bandwidth, peak.read_bytes), (flops, peak.flops)):
                 if rate:
                     family.add_metric([name], rate)

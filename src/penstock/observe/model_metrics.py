@@ -144,9 +144,9 @@ class ModelMetrics:
             found = self.operations[operation] = Latencies()
         return found
 
-    def machine(self, stats: EngineStats) -> MachinePeak:
-        """Returns the machine's peak, as far as it was measured or is in the tables."""
-        return MachinePeak() if self._peak is None else self._peak.look(idle=not stats.running + stats.waiting)
+    def machine(self, *, idle: bool) -> MachinePeak | None:
+        """Returns the machine's peak, as far as it was measured or is in the tables; None until it was measured."""
+        return MachinePeak() if self._peak is None else self._peak.look(idle=idle)
 
     def observe_steps(self, stats: EngineStats) -> None:
         """Counts the steps since the last call: their mean number of tokens, and their work."""

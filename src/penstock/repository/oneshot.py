@@ -96,6 +96,7 @@ class OneShotModel:
         self.runner, self.note, self.streams = runner, runner.note, runner.streams
         self.statistics_of = statistics
         self.usage = InFlight()
+        self.own_judge = target.settings.judge
         self._settings, self._max_rows = target.settings, max_rows
         self._check = RequestCheck(target.name, inputs, outputs, max_rows)
         self._cache = AnswerCache(self.statistics_of) if target.settings.cache else None

@@ -136,6 +136,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = ""  # of an LLM: what `penstock serve` would be given; "": the version's folder
     keep_alive: float | None = None  # of an LLM: seconds without a request after which it sleeps; None: --sleep-after
     weight: float = 1.0  # of an LLM: its share of the processors, in proportion to that of others that compete
+    judge: tuple[str, ...] = ()  # of rollouts: a command that scores pairs of answers
     settings: dict[str, Any] = {}  # of an LLM: those of `penstock serve`, by name
     triton: dict[str, Any] = {}  # what config.pbtxt says besides, for clients that read it
 

@@ -23,22 +23,17 @@ class SharedProcessors:
         with open(own.path, "r+b", buffering=0) as file:
             self._segment = mmap.mmap(file.fileno(), LEASE_BYTES)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
-        self._lease = library.penstock_lease_open(address, own.place, own.weight)
-        self._take, self._wait, self._give = (
-            library.penstock_lease_take,
-            library.penstock_lease_wait,
-            library.penstock_lease_give,
-        )
+        self._library, self._lease = library, library.penstock_lease_open(address, own.place, own.weight)
 
     def take(self, due: float) -> bool:
         """See StepLease."""
-        answer = self._take(self._lease, _NEVER if due == math.inf else int(due * 1e9))
+        answer = self._library.penstock_lease_take(self._lease, _NEVER if due == math.inf else int(due * 1e9))
         if answer == _WAIT:
             rest_teams()
-            answer = self._wait(self._lease)
+            answer = self._library.penstock_lease_wait(self._lease)
         return bool(answer == _CONTESTED)
 
     def give(self) -> None:
         """See StepLease."""
         rest_teams()
-        self._give(self._lease)
+        self._library.penstock_lease_give(self._lease)

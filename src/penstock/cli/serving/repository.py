@@ -51,6 +51,7 @@ class EngineModel:
     def __init__(self, target: Target, version: Version, loader: "LanguageModelLoader") -> None:
         self.usage = version
         self.serving: Serving | None = None  # None: a rollout decides which requests it gets
+        self.own_judge = target.settings.judge
         self._target, self._loader = target, loader
         self._sleeping: asyncio.Task[None] | None = None
 

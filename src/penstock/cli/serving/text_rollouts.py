@@ -102,10 +102,12 @@ class TextComparison:
             found = [await self._likelihood(arm, path, fields, pair.incumbent) for arm in (0, 1)]
             if found[0] is not None and found[1] is not None:
                 pair = pair._replace(likelihoods=(found[0], found[1]))
-        for judge in self._rollout.judges:
+        for judge in self._rollout.judges & TEXT_JUDGES.keys():
             # The version that has answered the user has prefixes and drafts of the request: it is faster.
             if judge != "latency" or self._rollout.record.share == EQUAL:
                 self._rollout.add(judge, TEXT_JUDGES[judge](pair))
+        answers = {"incumbent": pair.incumbent._asdict(), "candidate": pair.candidate._asdict()}
+        await self._rollout.ask(lambda: {"request": fields, **answers})
         self._rollout.look()
 
     async def _answer(self, arm: int, path: str, fields: Mapping[str, Any]) -> TextOutcome | None:

@@ -76,7 +76,7 @@ def scrape(url: str, api_key: str | None) -> Scrape:
     if len(body) > MAX_BYTES:
         raise NoServer(f"{url}/metrics has more than {MAX_BYTES >> 20} MiB: is it a Penstock server?")
     found = parse(body.decode("utf-8", "replace"))
-    if not found.models:
+    if not any(name.startswith("penstock_") for name in found.samples):
         raise NoServer(f"{url}/metrics has no metrics of Penstock: is it a Penstock server?")
     return found
 

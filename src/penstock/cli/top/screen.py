@@ -41,12 +41,35 @@ def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "
     parts: list[RenderableType] = [Text(_heading(url, now), style="bold")]
     if trouble:
         parts.append(Text(one_line(trouble, 200), style="bold red"))
+    parts += [Text(), _models(now, before)] if len(now.models) > 1 else []  # the rest may not fit the terminal
     for model in now.models:
         parts += [Text(), *_model(model, now, before)]
     if "penstock_fleet_requests_held" in now.samples:
         parts += [Text(), _replicas(now)]
     parts += [Text(), Text(_server(now))]
     return Group(*parts)
+
+
+def _models(now: Scrape, before: Scrape | None) -> "RenderableType":
+    """A line for each model."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("model", "state", "running", "waiting", "KV cache", "tok/s in", "out", "TTFT p50 / p99"):
+        table.add_column(title)
+    names = ("engine_healthy", "engine_asleep", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    seconds = _uptime(now) if before is None else now.moment - before.moment
+    for model in now.models:
+        healthy, asleep, *gauges = (now.value(f"penstock_{name}", model_name=model) or 0.0 for name in names)
+        state = Text("asleep" if asleep else "ready") if healthy else Text("down", style="bold red")
+        period = ScrapeDifference(model, now, before, seconds).period()
+        rates = (f"{rate:,.1f}" for rate in (period.prompt_rate, period.output_rate))
+        counts = (f"{gauges[0]:.0f}", f"{gauges[1]:.0f}", f"{gauges[2]:.1%}")
+        table.add_row(
+            Text(one_line(model, 40)), state, *counts, *rates, _times(period.first_token and period.first_token[::2])
+        )
+    return table
 
 
 def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableType"]:

@@ -62,12 +62,6 @@ def native_library() -> ctypes.CDLL | None:
     return library
 
 
-def built_from() -> str:
-    """The digest of the sources that the library was built from, or "" without a library."""
-    library = native_library()
-    return library.penstock_digest().decode() if library else ""
-
-
 @cache
 def processor_sets() -> tuple[str, ...]:
     """The instruction sets that were built and that this processor has, the best first."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Set
 from typing import Any, Protocol
 
 from penstock.messages.tensors import TensorModel
+from penstock.repository.rollouts.command import OWN, CommandJudge
 from penstock.repository.rollouts.decision import RolloutState, decide
 from penstock.repository.rollouts.record import RolloutRecord
 
@@ -33,6 +34,8 @@ class Comparison(Protocol):
 class ComparedModel(Protocol):
     """A version that may have a rollout."""
 
+    own_judge: tuple[str, ...]  # the operator's command that judges answers; () if there is none
+
     @property
     def judges(self) -> Mapping[str, float]:
         """By name: what a judge tolerates by default. 0: it is used only if the rules name it."""
@@ -46,11 +49,11 @@ class ComparedModel(Protocol):
 class Rollout:
     """Used from one event loop."""
 
-    def __init__(self, record: RolloutRecord, changed: Callable[["Rollout"], None]) -> None:
-        """`changed` is called after each change of the state."""
+    def __init__(self, record: RolloutRecord, changed: Callable[["Rollout"], None], own: CommandJudge | None) -> None:
+        """`changed` is called after each change of the state. `own` is the operator's judge."""
         self.record = record
         self.preparing = False  # requests of the golden set run: no user gets the candidate, and nothing is decided
-        self._changed = changed
+        self._changed, self._own = changed, own
         self._copies: set[asyncio.Task[None]] = set()
 
     @property
@@ -79,6 +82,11 @@ class Rollout:
         if difference is not None:
             self.record.evidence[judge].add(difference)
 
+    async def ask(self, pair: Callable[[], Mapping[str, Any]]) -> None:
+        """Counts what the operator's own judge finds of a pair of answers, if the rollout has this judge."""
+        if OWN in self.judges and self._own is not None:
+            self.add(OWN, await self._own.score(pair))
+
     def copy(self, work: Callable[[], Coroutine[Any, Any, None]], *, always: bool = False) -> None:
         """Begins a comparison, unless enough of them run; `always`: in any case."""
         if self.record.state.is_open and (always or len(self._copies) < MAX_COPIES):
@@ -90,3 +98,5 @@ class Rollout:
         for copy in self._copies:
             copy.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
+        if self._own is not None:
+            await self._own.close()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.messages.tensors import LoadFailed, TensorModel
+from penstock.repository.rollouts.command import OWN, OWN_TOLERANCE, CommandJudge
 from penstock.repository.rollouts.decision import RolloutRules, RolloutState, Status
 from penstock.repository.rollouts.record import RolloutRecord, RolloutRecords
 from penstock.repository.rollouts.rollout import ComparedModel, Comparison, Rollout
@@ -33,13 +34,11 @@ class RepositoryRollouts:
     ) -> None:
         """`ready` returns the digest and the model of each version that is ready. `load` makes the versions of a model
         ready that `versions` names. Raises ValueError if the rollouts that are stored cannot be read."""
-        self._records = RolloutRecords(folder)
+        self._folder, self._records = folder, RolloutRecords(folder)
         self._ready, self._load = ready, load
         self._running: dict[str, _OpenRollout] = {}
         self._ended: set[str] = set()  # rollouts whose other version is still there
         self._saved = time.monotonic()
-
-    # -- the repository ---------------------------------------------------------------------------------------------
 
     def pick(self, name: str, key: str) -> TensorModel | None:
         """Returns the version for a request; None if the model has no rollout, or is a language model. See
@@ -66,7 +65,8 @@ class RepositoryRollouts:
         if record.incumbent not in ready or record.candidate not in ready:
             return
         (old, incumbent), (new, candidate) = ready[record.incumbent], ready[record.candidate]
-        rollout = Rollout(record, self._changed)
+        own = CommandJudge(incumbent.own_judge, self._folder / name) if incumbent.own_judge else None
+        rollout = Rollout(record, self._changed, own)
         self._running[name] = _OpenRollout(rollout, incumbent.compare(rollout, candidate))
         if record.digests not in (("", ""), (old, new)):
             self._end(rollout, "aborted", "the files of a version have changed")
@@ -100,8 +100,6 @@ class RepositoryRollouts:
             await self.leave(name)
         self._save()
 
-    # -- Rollouts ---------------------------------------------------------------------------------------------------
-
     async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
         """See Rollouts."""
         try:
@@ -116,7 +114,8 @@ class RepositoryRollouts:
             raise LoadFailed(f"model {name!r} has a rollout of version {other}; abort it first")
         if candidate == (incumbent := max(ready)):
             raise LoadFailed(f"version {candidate} of {name!r} serves already; name another one as the candidate")
-        judges = ready[incumbent][1].judges
+        model = ready[incumbent][1]
+        judges = {**model.judges, **({OWN: OWN_TOLERANCE} if model.own_judge else {})}
         if "tolerances" not in rules:
             found = msgspec.structs.replace(found, tolerances={name: judges[name] for name in judges if judges[name]})
         if unknown := set(found.tolerances) - set(judges):

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from penstock.messages import DeadlineExceeded, QueueFull
-from penstock.messages.tensors import InferRequest, InferResult, TensorModel, TensorSpec
+from penstock.messages.arrays import read_array
+from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorModel, TensorSpec
 from penstock.repository.rollouts.decision import EQUAL
-from penstock.repository.rollouts.judging import WITHOUT_LABELS, LabelledJudges, Pair, VersionOutcome
+from penstock.repository.rollouts.judging import WITH_LABELS, WITHOUT_LABELS, LabelledJudges, Pair, VersionOutcome
 from penstock.repository.rollouts.rollout import Rollout
 
 MAX_UNLABELLED = 10_000  # pairs that wait for a label
@@ -39,7 +40,7 @@ class TensorComparison:
         found = self._pairs.get(request_id)
         if found is None:
             return False
-        judges = self._rollout.judges - WITHOUT_LABELS.keys()
+        judges = self._rollout.judges & set(WITH_LABELS)
         for judge, value in [(judge, self._labelled.difference(judge, found[0], label)) for judge in judges]:
             self._rollout.add(judge, value)
         self._forget(request_id)
@@ -60,8 +61,9 @@ class TensorComparison:
         for judge in self._rollout.judges & WITHOUT_LABELS.keys():
             if judge != "latency" or self._rollout.record.share == EQUAL:
                 self._rollout.add(judge, WITHOUT_LABELS[judge](pair))
-        if request.id and self._rollout.judges - WITHOUT_LABELS.keys():
+        if request.id and self._rollout.judges & set(WITH_LABELS):
             self._keep(request.id, pair)
+        await self._rollout.ask(lambda: {"request": _values(request.inputs), **_told(pair)})
         self._rollout.look()
 
     def _keep(self, request_id: str, pair: Pair) -> None:
@@ -110,3 +112,13 @@ class _Arm:
         except Exception as error:
             return VersionOutcome((), True, time.monotonic() - began), error
         return VersionOutcome(result.outputs, False, time.monotonic() - began), None
+
+
+def _told(pair: Pair) -> dict[str, Any]:
+    """A pair as an operator's own judge gets it."""
+    return {name: {**each._asdict(), "outputs": _values(each.outputs)} for name, each in pair._asdict().items()}
+
+
+def _values(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Raises UnicodeDecodeError for texts that are not UTF-8."""
+    return {each.name: read_array(each.data, each.datatype, each.shape).tolist() for each in tensors}
