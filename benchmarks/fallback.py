@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-SHAPES: dict[str, dict[str, Any]] = {"Arcee": {}, "Exaone4": {"sliding_window": 512}, "StableLm": {}, "Phi": {}}
+SHAPES: dict[str, dict[str, Any]] = {"Helium": {"head_dim": 64}, "Olmo": {}, "Nemotron": {}, "Apertus": {}}
 SEQUENCES, LONGEST, OUTPUT = 8, 256, 64
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # prompts are token ids, but a model's folder must have one
 

@@ -62,6 +62,7 @@ EXPERTS_AND_LATENTS: Variants = {
             "attn_scale": 0.3,
         },
     ),
+    "olmoe": ("Olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}),
     "granite_moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 6, "intermediate_size": 40}),
     "granite_moe_shared": (
         "GraniteMoeShared",

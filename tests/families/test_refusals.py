@@ -20,7 +20,7 @@ from tests.families.configurations import LLAMA, LLAMA4, MIXTRAL, QWEN3_MOE
     ("change", "words"),
     [
         ({"architectures": ["BloomForCausalLM"]}, ["'BloomForCausalLM'", *FAMILIES]),
-        ({"architectures": None}, ["no architecture is named; supported: Cohere2ForCausalLM"]),
+        ({"architectures": None}, ["no architecture is named; supported: ArceeForCausalLM"]),
         ({"architectures": "LlamaForCausalLM"}, ["a list of strings"]),
         ({"vocab_size": None}, ["vocab_size is missing"]),
         ({"hidden_size": "32"}, ["hidden_size is '32'", "an integer"]),

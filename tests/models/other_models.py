@@ -13,7 +13,6 @@ _NO_GROUPS = {"num_key_value_heads": None}  # a key for every query
 # The class's prefix in transformers, and what differs from SIZES.
 OTHERS: dict[str, dict[str, Any]] = {
     "Apertus": {},
-    "Arcee": {},
     "BitNet": {},
     "CodeGen": {
         "n_embd": 64,
@@ -33,8 +32,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
-    "Ernie4_5": {"head_dim": 16},
-    "Exaone4": {"sliding_window": 16, "num_hidden_layers": 4},
     "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "rotary_dim": 8, **_NO_GROUPS},
     "GPTBigCode": {
@@ -53,14 +50,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "NanoChat": {},
     "Nemotron": {},
     "Olmo": {},
-    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "Persimmon": {"num_key_value_heads": 4},
-    "Phi": {},
     "Phimoe": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "StableLm": {},
     "VaultGemma": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
 }
 

@@ -14,7 +14,7 @@ from penstock.families import FAMILIES, CannotSplit, UnsupportedModel, load_spec
 from penstock.families.transformers_model import uses_interface
 from penstock.kernels import detect_platform
 from penstock.messages import GenerateRequest, SamplingParams
-from penstock.models.traced.trace import AttentionCall
+from penstock.models import transformers_decoder
 from penstock.models.transformers_decoder import TransformersDecoder
 from penstock.runtime.loading.transformers_probe import check_transformers
 from penstock.runtime.runner import ModelRunner
@@ -30,11 +30,8 @@ ARCHITECTURES = [
     for name in OTHERS
     if f"{name}ForCausalLM" not in FAMILIES and (name not in NEW or uses_interface(f"{name}ForCausalLM", name.lower()))
 ]
-FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe", "VaultGemma")  # plain, windows, learned positions, experts, eager
+FEW = ("FlexOlmo", "GPTBigCode", "Helium", "VaultGemma")  # experts, learned positions, plain, windows
 MANY = often(ARCHITECTURES, FEW)
-# Our kernels compute all of these, or all but MLPs and norms of their own.
-RECORDED = {"Apertus", "Arcee", "BitNet", "Dots1", "Ernie4_5", "Exaone4", "Helium", "Jais2", "MiniMaxM2", "Nemotron"}
-RECORDED |= {"GPTBigCode", "Olmo", "Olmoe", "Phi", "Phimoe", "StableLm"}
 OUTPUT = 24  # with the longest prompts past the window of 16
 
 
@@ -52,7 +49,6 @@ def test_tokens_are_those_of_generate(name: str, tmp_path: Path) -> None:
     """Chunks beside decodes, then again from the prefix cache."""
     folder, model, prompts = write_other(name, tmp_path), other_model(name), make_prompts(seed=1)
     runner = make_runner(folder)
-    assert runner.model.recordable is (name in RECORDED and detect_platform().isa != "")
     probe(runner, folder)
     server = Server(runner, budget=45, caching=True)
     for round_ in "ab":
@@ -102,7 +98,7 @@ def test_logits_in_fp32(name: str, tmp_path: Path) -> None:
 
 
 def test_bf16(tmp_path: Path) -> None:
-    folder = write_other("Exaone4", tmp_path, dtype=torch.bfloat16)
+    folder = write_other("Helium", tmp_path, dtype=torch.bfloat16)
     probe(make_runner(folder, dtype="bfloat16"), folder, "bfloat16")
 
 
@@ -126,17 +122,17 @@ def test_those_without_the_interface_are_refused_by_name(name: str, sizes: dict[
 
 # What a tiny checkpoint's config.json is changed to, and the words of the refusal.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("Arcee", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
-    ("Arcee", {"kv_lora_rank": 16}, "kv_lora_rank 16"),
-    ("Arcee", {"attention_chunk_size": 16}, "attention_chunk_size 16"),
-    ("Arcee", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
-    ("Arcee", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
+    ("Helium", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ("Helium", {"kv_lora_rank": 16}, "kv_lora_rank 16"),
+    ("Helium", {"attention_chunk_size": 16}, "attention_chunk_size 16"),
+    ("Helium", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
+    ("Helium", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
     (
-        "Arcee",
+        "Helium",
         {"architectures": ["NoSuchForCausalLM"]},
         "'NoSuchForCausalLM' is not supported; transformers .* not",
     ),
-    ("Arcee", {"model_type": "../arcee"}, "'ArceeForCausalLM' is not supported; transformers .* does not have it"),
+    ("Helium", {"model_type": "../helium"}, "'HeliumForCausalLM' is not supported; transformers .* does not have it"),
 ]
 
 
@@ -148,11 +144,11 @@ def test_configurations_that_are_refused(name: str, change: dict[str, Any], word
 
 # What the first step of the probe finds: config.json says one thing, transformers' code does another.
 FOUND: list[tuple[str, dict[str, Any], str]] = [
-    ("Arcee", {"sliding_window": 16}, "layer 0 has the window 0, where config.json says 16"),
+    ("Helium", {"sliding_window": 16}, "layer 0 has the window 0, where config.json says 16"),
     ("GPTBigCode", {"multi_query": False}, "has tensors of another shape: .*c_attn"),
-    ("Arcee", {"num_hidden_layers": 4}, "has no tensor model.layers.3"),
-    ("Arcee", {"num_hidden_layers": 2}, "has the unexpected tensor model.layers.2"),
-    ("Arcee", {"rope_parameters": {"rope_type": "unheard-of"}}, "cannot be used: KeyError.*unheard-of"),
+    ("Helium", {"num_hidden_layers": 4}, "has no tensor model.layers.3"),
+    ("Helium", {"num_hidden_layers": 2}, "has the unexpected tensor model.layers.2"),
+    ("Helium", {"rope_parameters": {"rope_type": "unheard-of"}}, "cannot be used: KeyError.*unheard-of"),
 ]
 
 
@@ -163,29 +159,28 @@ def test_the_probe(name: str, change: dict[str, Any], words: str, tmp_path: Path
         probe(make_runner(folder), folder)
 
 
-@pytest.mark.parametrize("name", ["Arcee", "HunYuanDenseV1"])
-def test_the_probe_finds_other_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a scale of attention that is off by a twentieth, recorded and by torch's modules."""
-    folder = write_other(name, tmp_path)
+def test_the_probe_finds_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a scale of attention that is off by a twentieth."""
+    folder, attend = write_other("Helium", tmp_path), transformers_decoder._attend
 
-    def wrong(module: Any, layer: int, scale: float, *others: Any) -> AttentionCall:
-        return AttentionCall(module, layer, scale * 1.05, *others)
+    def wrong(*arguments: Any, scaling: float, **others: Any) -> tuple[torch.Tensor, None]:
+        return attend(*arguments, scaling=scaling * 1.05, **others)
 
-    monkeypatch.setattr("penstock.models.transformers_decoder.AttentionCall", wrong)
+    monkeypatch.setattr(transformers_decoder, "_attend", wrong)
     runner = make_runner(folder)
     with pytest.raises(UnsupportedModel, match="logprobs of a random prompt differ by"):
         probe(runner, folder)
 
 
 def test_ranks_are_refused(tmp_path: Path) -> None:
-    spec = load_spec(write_other("Arcee", tmp_path))
-    with pytest.raises(CannotSplit, match="executes ArceeForCausalLM whole"):
+    spec = load_spec(write_other("Helium", tmp_path))
+    with pytest.raises(CannotSplit, match="executes HeliumForCausalLM whole"):
         rank_facts(spec, Split(2))
 
 
 def test_code_of_a_models_folder_is_not_run(tmp_path: Path) -> None:
     folder = changed(
-        write_other("Arcee", tmp_path),
+        write_other("Helium", tmp_path),
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}, "_attn_implementation": "evil/kernel"},
     )
     (folder / "code.py").write_text("raise SystemExit('the code of a model was run')")

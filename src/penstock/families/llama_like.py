@@ -36,10 +36,12 @@ class TensorNames:
     layers: str = "model.layers."
     norm: str = "model.norm"
     head: str = "lm_head"
+    head_bias: bool = False
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
     attention: str = "self_attn."
     heads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # after `attention`; one name: q, k and v are fused,
     by_group: bool = False  # those of each KV head together
+    head_norms: tuple[str, str] = ("q_norm.weight[{}]", "k_norm.weight[{}]")  # of head {}, with qk_norm "centered"
     output: str = "o_proj"
     mlp: str = "mlp."
     up: tuple[str, ...] = ("gate_proj", "up_proj")  # after `mlp`; one name: the halves are fused, or there is no gate
@@ -239,6 +241,8 @@ class _ParameterMaker:
         parameters += self._norm("norm", f"{self.prefix}{names.norm}")
         if not tied:
             parameters.append(stacked("head.weight", width, (f"{self.prefix}{names.head}.weight", vocab)))
+        if names.head_bias:
+            parameters.append(stacked("head.bias", (), (f"{self.prefix}{names.head}.bias", vocab)))
         return tuple(parameters)
 
     def of_layer(self, ours: str, theirs: str, layer: LayerSpec) -> list[Parameter]:
@@ -300,8 +304,9 @@ def grouped_query_parameters(
                 continue
             parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)]))
     if spec.qk_norm == "centered":  # a checkpoint has a row for each head
-        for name, count in (("q_norm.weight", spec.num_heads), ("k_norm.weight", spec.num_kv_heads)):
-            rows = [TensorSource(f"{theirs}{name}[{i}]", 0, spec.head_dim, order=order) for i in range(count)]
+        counts = {"q_norm.weight": spec.num_heads, "k_norm.weight": spec.num_kv_heads}
+        for (name, count), row in zip(counts.items(), names.head_norms, strict=True):
+            rows = [TensorSource(theirs + row.format(i), 0, spec.head_dim, order=order) for i in range(count)]
             parameters.append(joined(ours + name, (), rows, (count * spec.head_dim,)))
     if spec.sinks:
         parameters.append(stacked(f"{ours}sinks.weight", (), (f"{theirs}sinks", spec.num_heads)))

@@ -23,20 +23,22 @@ from penstock.families.decoders.hybrids.granite import granite, granite_4, grani
 from penstock.families.decoders.hybrids.mamba2 import mamba2
 from penstock.families.decoders.hybrids.nemotron_h import nemotron_h
 from penstock.families.decoders.hybrids.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
-from penstock.families.decoders.llama import llama
+from penstock.families.decoders.llama import arcee, ernie4_5, llama
 from penstock.families.decoders.mistral import ministral, ministral3, mistral
 from penstock.families.decoders.mixtures.deepseek import deepseek_v2, deepseek_v3
 from penstock.families.decoders.mixtures.glm4_moe import glm4_moe
 from penstock.families.decoders.mixtures.gpt_oss import gpt_oss
 from penstock.families.decoders.mixtures.llama4 import llama4
 from penstock.families.decoders.mixtures.mixtral import mixtral
-from penstock.families.decoders.olmo import olmo2, olmo3
+from penstock.families.decoders.mixtures.olmoe import olmoe
+from penstock.families.decoders.olmo import exaone4, olmo2, olmo3
 from penstock.families.decoders.opt import opt
 from penstock.families.decoders.phi3 import phi3
 from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
 from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
 from penstock.families.decoders.seed_oss import seed_oss
 from penstock.families.decoders.smollm3 import smollm3
+from penstock.families.decoders.stablelm import phi, stablelm
 from penstock.families.decoders.starcoder2 import starcoder2
 from penstock.families.encoders.bert import bert, roberta
 from penstock.families.encoders.modernbert import modernbert
@@ -72,11 +74,17 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Gemma2ForCausalLM": gemma2,
         "Gemma3ForCausalLM": gemma3,
         "Gemma4ForCausalLM": gemma4,
+        "PhiForCausalLM": phi,
         "Phi3ForCausalLM": phi3,
         "SmolLM3ForCausalLM": smollm3,
         "SeedOssForCausalLM": seed_oss,
         "Olmo2ForCausalLM": olmo2,
         "Olmo3ForCausalLM": olmo3,
+        "OlmoeForCausalLM": olmoe,
+        "Exaone4ForCausalLM": exaone4,
+        "ArceeForCausalLM": arcee,
+        "Ernie4_5ForCausalLM": ernie4_5,
+        "StableLmForCausalLM": stablelm,
         "GraniteForCausalLM": granite,
         "GraniteMoeForCausalLM": granite_moe,
         "GraniteMoeSharedForCausalLM": granite_moe,

@@ -249,7 +249,7 @@ def _parameter(
     """A rank's part of a parameter of the whole model: one, or none."""
     if parameter.name == "embedding.weight":
         return [_take_rows(parameter, vocabulary)] if place.first else []
-    if parameter.name == "head.weight":
+    if parameter.name in ("head.weight", "head.bias"):
         return [_take_rows(parameter, vocabulary)] if place.last else []
     if parameter.name == "embedding.positions.weight":
         return [parameter] if place.first else []

@@ -140,19 +140,12 @@ class ModulePacking:
             and (module in self._gated if mlp.gate else getattr(module, mlp.up) in self._linears)
         }
 
-    def packs(self, module: nn.Module) -> bool:
-        """Returns whether a linear gets a packed weight of its own, or an MLP our forward."""
-        return module in self._linears or module in self._mlps
-
     def pack(self, kernels: Kernels) -> int:
-        """Changes the model. Returns the bytes of the packed weights. Linears that the caller has replaced are left
-        out."""
+        """Changes the model. Returns the bytes of the packed weights."""
         nbytes: int = 0
         for module, mlp in self._gated.items():
             nbytes += _pack_gated(module, mlp, kernels)
         for linear, places in self._linears.items():
-            if not any(getattr(parent, name) is module for parent, name, module in places):
-                continue
             assert isinstance(linear, nn.Linear)
             bias = None if linear.bias is None else linear.bias.detach()
             name = next(name for _, name, module in places if module is linear)

@@ -24,9 +24,6 @@ from penstock.kernels.attention import unscaled
 from penstock.models.attention import GroupInput, LayerCache
 from penstock.models.decoder import Hidden, StepInput
 from penstock.models.packed_modules import ModulePacking, their_forwards
-from penstock.models.traced.decoder import TracedDecoder
-from penstock.models.traced.graph import NotRecognised
-from penstock.models.traced.trace import AttentionCall, Trace
 
 NAME = "penstock"  # of our attention in transformers' AttentionInterface, and of a module's _AttentionStep
 
@@ -48,7 +45,6 @@ class _AttentionStep:
     groups: Sequence[GroupInput] = ()
     caches: Sequence[LayerCache] = ()
     attended: list[int] = field(default_factory=list)  # layers, in the order of their calls
-    trace: Trace | None = None  # records calls, in place of attention
 
     def refuse(self, layer: int, what: str) -> UnsupportedModel:
         code = self.spec.transformers
@@ -80,69 +76,27 @@ class TransformersDecoder:
         self._prefix = self._model.base_model_prefix
         self._body = getattr(self._model, self._prefix)
         self._stand_in = _StandInBody()
-        self._packed_bytes, self._traced = 0, self._recognised(spec, kernels, attention.head_dim)
-        if self._traced is not None:
-            self._packed_bytes = self._traced.nbytes
-        elif kernels.session:
-            self._packed_bytes = ModulePacking(self._model).pack(kernels)
+        self._packed_bytes = ModulePacking(self._model).pack(kernels) if kernels.session else 0
         self._head = self._with_stand_in()
         _free_garbage()
 
     @property
     def recordable(self) -> bool:
-        return self._traced is not None
-
-    @property
-    def needs_torch(self) -> bool:
-        """Whether torch computes parts of a step, which takes longer."""
-        return self._traced is None or bool(self._traced.by_torch)
+        return False
 
     @property
     def execution(self) -> str:
         """Says what executes the model, for people."""
-        name, version = self.code.architecture, self.code.version
-        slower = "which is slower than the models that `penstock models` lists"
-        if self._traced is None:
-            return f"{name} is executed by transformers {version} with our attention, {slower}"
-        if self._traced.by_torch:
-            parts = ", ".join(self._traced.by_torch)
-            return f"{name} is executed by our kernels, but {parts} by transformers {version}, {slower}"
-        return f"{name} is executed by our kernels, which compute what the code of transformers {version} does"
-
-    def _recognised(self, spec: ModelSpec, kernels: Kernels, head_dim: int) -> TracedDecoder | None:
-        """The model by our kernels alone; None if these do not compute all of it."""
-        if kernels.session is None:
-            return None
-
-        def body(trace: Trace, ids: Tensor, positions: Tensor) -> Tensor:
-            self._step.trace = trace
-            try:
-                output: Tensor = self._body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-            finally:
-                self._step.trace = None
-            return output
-
-        def head(states: Tensor) -> Tensor:
-            return self._logits(self._with_stand_in(), states)
-
-        groups, sizes = [layer.kv_group for layer in spec.layers], (spec.vocab_size, spec.max_position, head_dim)
-        try:
-            return TracedDecoder(self._model, kernels, groups, sizes, body, head)
-        except NotRecognised as reason:
-            logger.info("torch computes parts of %s: %s", self.code.architecture, reason)
-            return None
+        return (
+            f"{self.code.architecture} is executed by transformers {self.code.version} with our attention, which is "
+            "slower than the models that `penstock models` lists"
+        )
 
     def _with_stand_in(self) -> Any:
         """The same model with another body: its forward is the head, with all that this family does to logits."""
         head = copy.copy(self._model)
         head.__dict__["_modules"] = {**self._model._modules, self._prefix: self._stand_in}
         return head
-
-    def _logits(self, head: Any, states: Tensor) -> Tensor:
-        """The logits that a head computes from states [1, tokens, hidden]."""
-        self._stand_in.states = states
-        logits: Tensor = head(input_ids=torch.zeros(states.shape[:2], dtype=torch.int64), use_cache=False).logits
-        return logits
 
     @property
     def nbytes(self) -> int:
@@ -152,8 +106,6 @@ class TransformersDecoder:
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
         """As Decoder.forward: returns the normed hidden states."""
-        if self._traced is not None:
-            return Hidden(self._traced.forward(step, caches))
         state = self._step
         state.groups, state.caches, state.attended = step.groups, caches, []
         state.rotation = state.kernels.attention.rotation(step.positions, self._frequencies, self._dtype)
@@ -165,9 +117,9 @@ class TransformersDecoder:
 
     def logits(self, hidden: Hidden) -> Tensor:
         """As Decoder.logits."""
-        if self._traced is not None:
-            return self._traced.logits(hidden.states)
-        return self._logits(self._head, hidden.states[None])[0].float()
+        self._stand_in.states = hidden.states[None]
+        logits: Tensor = self._head(input_ids=torch.zeros((1, len(hidden)), dtype=torch.int64), use_cache=False).logits
+        return logits[0].float()
 
     def vectors(self, hidden: Hidden) -> Tensor:
         """As Decoder.vectors."""
@@ -314,16 +266,12 @@ def _attend(
             raise state.refuse(layer, f"takes {name}, which ours does not have")
     scale, softcap = size**-0.5 if scaling is None else scaling, softcap or 0.0
     sinks = None if s_aux is None else s_aux.float()
-    call = AttentionCall(module, layer, scale, softcap, sinks)
-    if state.trace is not None:
-        return state.trace.attend(call, query, key, value), None
     group, cache = state.groups[spec.kv_group], state.caches[layer]
     kernel, dtype = state.kernels.attention, cache.keys.dtype
     by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     qkv = torch.cat(by_token, 2).view(tokens, -1).to(dtype)
     where = cache.keys, cache.values, group.blocks, group.offsets
     stored = kernel.store(qkv, heads, None, state.rotation, *where, 0.0, 0.0)
-    given = stored, cache.keys, cache.values, group.attention, call.scale
-    attended = kernel(*given, softcap=softcap, sinks=sinks)
+    attended = kernel(stored, cache.keys, cache.values, group.attention, scale, softcap=softcap, sinks=sinks)
     state.attended.append(layer)
     return attended.view(1, tokens, heads, size).to(query.dtype), None

@@ -12,12 +12,12 @@ from tests.models.other_models import write_other
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_other("Arcee", tmp_path_factory.mktemp("arcee"))
+    return write_other("Helium", tmp_path_factory.mktemp("helium"))
 
 
 def test_plan_says_who_executes_it(run_command: RunCommand, folder: Path) -> None:
     output = " ".join(run_command("plan", str(folder)).stdout.split())
-    assert "transformers' code executes ArceeForCausalLM, with Penstock's attention: slower" in output
+    assert "transformers' code executes HeliumForCausalLM, with Penstock's attention: slower" in output
     assert "Python, torch and transformers" in output
     assert "int8" not in output  # of the quantisations that are possible
 
@@ -35,7 +35,7 @@ def test_plan_says_who_executes_it(run_command: RunCommand, folder: Path) -> Non
 )
 def test_what_it_cannot_be_combined_with(run_command: RunCommand, folder: Path, flags: list[str], words: str) -> None:
     result = run_command("plan", str(folder), *flags)
-    assert result.returncode == 2 and "ArceeForCausalLM" in result.stderr and words in result.stderr
+    assert result.returncode == 2 and "HeliumForCausalLM" in result.stderr and words in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -54,5 +54,4 @@ def test_without_transformers_the_error_says_what_to_install(
 @pytest.mark.rare
 def test_it_runs_in_a_process_of_its_own(run_command: RunCommand, folder: Path) -> None:
     result = run_command("run", str(folder), "hello", "--max-tokens", "4", "--kv-cache-memory", "64MB")
-    # Our kernels compute all of it, so nothing is said that sounds like a warning.
-    assert result.returncode == 0 and result.stdout.strip() and "slower" not in result.stderr
+    assert result.returncode == 0 and result.stdout.strip() and "slower" in result.stderr

@@ -44,7 +44,7 @@ def check_transformers(runner: ModelRunner, config: EngineConfig) -> None:
                 f"random prompt differ by {difference:.2g} from those with its own, more than {allowed:.2g}; use a "
                 "model of another architecture (see `penstock models`)"
             )
-    logger.log(logging.WARNING if model.needs_torch else logging.INFO, "%s", model.execution)
+    logger.warning("%s", model.execution)
 
 
 def _sequences(runner: ModelRunner, config: EngineConfig) -> list[NewSequence]:
