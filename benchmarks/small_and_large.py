@@ -28,11 +28,11 @@ import httpx
 from results import parser, write
 from servers import free_port, running
 
-from penstock.cli.route.evaluate import Outcome, outcomes
+from penstock.cli.route.evaluate import RouteOutcome, outcomes
 from penstock.cli.route.labels import Label, read_labels
 from penstock.frontend.providers.difficulty import MOST_BYTES, features, read_classifier
 from penstock.frontend.providers.file import RouteEntry
-from penstock.frontend.providers.routing import Route
+from penstock.frontend.providers.routing import ModelRoute
 
 SMALL, LARGE = "python-8m", "smollm2-135m"
 PARAMETERS = {SMALL: 8.4e6, LARGE: 134.5e6}
@@ -136,7 +136,7 @@ def served(client: httpx.Client, route: str, pairs: Sequence[tuple[str, str]], s
 
 def router_times(classifier: Path, labels: Sequence[Label]) -> dict[str, float]:
     """Microseconds of decisions: for the labels' requests, and for bodies of nearly the most that is read."""
-    route = Route(RouteEntry(small=SMALL, large=LARGE, classifier=str(classifier)), "classifier")
+    route = ModelRoute(RouteEntry(small=SMALL, large=LARGE, classifier=str(classifier)), "classifier")
     bodies = [json.dumps(each.request).encode() for each in labels]
     long = json.dumps({"prompt": "\n".join(json.loads(body)["prompt"] for body in bodies)}).encode()[: MOST_BYTES - 2]
     found = {}
@@ -152,7 +152,7 @@ def router_times(classifier: Path, labels: Sequence[Label]) -> dict[str, float]:
     return found
 
 
-def nearest(found: Sequence[Outcome], kind: str) -> Outcome:
+def nearest(found: Sequence[RouteOutcome], kind: str) -> RouteOutcome:
     """The outcome of a kind with about half of the requests at the large model."""
     return min((each for each in found if each.way.startswith(kind)), key=lambda each: abs(each.large - 0.5))
 
@@ -168,7 +168,7 @@ def main() -> None:
         folder = given.labels or Path(made)
         for model in (SMALL, LARGE):
             (folder / "models" / model).mkdir(parents=True, exist_ok=True)
-            settings = {"model": model, "threads": 1, "kv_cache_memory": "64MiB", "max_model_len": 1024}
+            settings = {"model": model, "settings": {"kv-cache-memory": "64MiB", "max-model-len": 1024}}
             (folder / "models" / model / "model.yaml").write_text(json.dumps(settings))
         with server(folder) as client:
             rows = [label(client, *pair) for pair in pairs]

@@ -10,7 +10,7 @@ from penstock.frontend.providers.difficulty import features, read_classifier
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of requests that the large model answers, for which limits are shown
 
 
-class Outcome(NamedTuple):
+class RouteOutcome(NamedTuple):
     """The means over all labels, of one way to choose."""
 
     way: str
@@ -41,7 +41,7 @@ def evaluate_file(path: str, classifier: str | None) -> None:
     )
 
 
-def outcomes(labels: Sequence[Label], scores: Sequence[float] | None) -> Iterator[Outcome]:
+def outcomes(labels: Sequence[Label], scores: Sequence[float] | None) -> Iterator[RouteOutcome]:
     """Yields what each way to choose costs and gives: one model alone, the classifier by its `scores`, and a cascade if
     labels have log-probabilities. A cascade also pays for the small answers that it refuses."""
     yield _outcome(labels, "small alone", [False] * len(labels))
@@ -62,7 +62,7 @@ def _limits(scores: Sequence[float]) -> list[float]:
     return sorted({ordered[int(share * len(ordered))] for share in SHARES})
 
 
-def _outcome(labels: Sequence[Label], way: str, large: Sequence[bool], *, cascade: bool = False) -> Outcome:
+def _outcome(labels: Sequence[Label], way: str, large: Sequence[bool], *, cascade: bool = False) -> RouteOutcome:
     count = len(labels)
     low, high = (sum(each) / count for each in zip(*((label.small, label.large) for label in labels), strict=True))
     cheap = sum(label.small_cost for label in labels) / count
@@ -73,4 +73,4 @@ def _outcome(labels: Sequence[Label], way: str, large: Sequence[bool], *, cascad
         cost += (label.large_cost if to_large else 0.0) / count
         cost += (label.small_cost if cascade or not to_large else 0.0) / count
     share = (cost - cheap) / (dear - cheap) if dear > cheap else 0.0
-    return Outcome(way, sum(large) / count, cost, quality, low + min(share, 1.0) * (high - low))
+    return RouteOutcome(way, sum(large) / count, cost, quality, low + min(share, 1.0) * (high - low))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from penstock.frontend.call import Call
 from penstock.frontend.errors import APIError, GenerationFailed, ProviderFailed
 from penstock.frontend.generation import Updates
-from penstock.frontend.providers.routing import HeldAnswer, Route
+from penstock.frontend.providers.routing import HeldAnswer, ModelRoute
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError, QueueFull
@@ -21,7 +21,9 @@ _FAILED = (ProviderFailed, QueueFull, EngineError, GenerationFailed)
 class Fallbacks:
     """The models that answer if another one cannot, in order, by its name."""
 
-    def __init__(self, models: ModelRegistry, others: Mapping[str, Sequence[str]], routes: Mapping[str, Route]) -> None:
+    def __init__(
+        self, models: ModelRegistry, others: Mapping[str, Sequence[str]], routes: Mapping[str, ModelRoute]
+    ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()  # by the model that could not answer and the next one
         self.routed: Counter[tuple[str, str]] = Counter()  # by route and the model that was chosen
         self.routes = routes
@@ -56,7 +58,7 @@ class Trial:
     def __init__(self, fallbacks: Fallbacks, body: bytes) -> None:
         """`body` is that of the request. A route's classifier reads its prompt."""
         self._fallbacks, self._body = fallbacks, body
-        self._cascade: Route | None = None  # decides whether the answer of the first model is good enough
+        self._cascade: ModelRoute | None = None  # decides whether the answer of the first model is good enough
         self._targets: Sequence[str | None] = ()
         self._number = 0  # of the model that is tried
 

@@ -10,7 +10,7 @@ from penstock.frontend.providers.fallbacks import Fallbacks
 from penstock.frontend.providers.file import check_names, read_providers
 from penstock.frontend.providers.model import served
 from penstock.frontend.providers.provider import ProviderClient
-from penstock.frontend.providers.routing import Route
+from penstock.frontend.providers.routing import ModelRoute
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.versions.serving import Serving
 from penstock.observe.metrics import Metrics
@@ -26,7 +26,7 @@ def open_gateway(path: str, models: ModelRegistry, metrics: Metrics) -> Fallback
             models.add(Serving(served(model, entry, provider), metrics))
     check_names(file, [*models.names(), *models.absent_names()], named)
     models.routes = {name: entry.large for name, entry in file.routes.items()}
-    routes = {name: Route(entry, f"{named}, at routes.{name}.classifier") for name, entry in file.routes.items()}
+    routes = {name: ModelRoute(entry, f"{named}, at routes.{name}.classifier") for name, entry in file.routes.items()}
     fallbacks = Fallbacks(models, file.fallbacks, routes)
     metrics.registry.register(_GatewaySeries(providers, fallbacks))
     return fallbacks

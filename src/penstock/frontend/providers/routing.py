@@ -18,7 +18,7 @@ from penstock.observe.tracing import RequestTrace
 HELD_SECONDS = 15.0  # after which the large model answers. Streams send headers after 20 s, and then keep their model
 
 
-class Route:
+class ModelRoute:
     """Chooses the model for a request to one route."""
 
     def __init__(self, entry: RouteEntry, named: str) -> None:
@@ -46,7 +46,9 @@ class HeldAnswer:
     The mean log-probability as a sign of a right answer: Gupta et al., 2024, https://arxiv.org/abs/2404.10136.
     """
 
-    def __init__(self, route: Route, call: Call, start: float, request_id: str, trace: RequestTrace | None) -> None:
+    def __init__(
+        self, route: ModelRoute, call: Call, start: float, request_id: str, trace: RequestTrace | None
+    ) -> None:
         self._route = route.entry
         asked = call.parts[0].request.sampling.logprobs  # the same for all parts
         self._added, self._k = asked is None, asked or 0
