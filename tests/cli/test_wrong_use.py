@@ -1,6 +1,7 @@
 """Every wrong use of the command line is one line that names the value and the remedy, and ends with 2."""
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that 
     "tenants add": {"FILE": "tenants.yaml", "TENANT": "search"},
     "tenants rotate": {"FILE": "tenants.yaml", "TENANT": "search"},
     "audit verify": {"FILE": "requests.jsonl"},
+    "route fit": {"LABELS": "labels.jsonl"},
+    "route evaluate": {"LABELS": "labels.jsonl"},
     "stop": {"NAME": "ours"},
 }
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
@@ -42,6 +45,9 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text('{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}')
     add(str(tmp_path / "tenants.yaml"), "search", "default", None, (), (), admin=False)
     (tmp_path / "wrong_providers.yaml").write_text('{"providers": {"x": {"url": "http://127.0.0.1:1/v1"}}}')
+    labels = ({"request": {"prompt": str(number)}, "small": number % 2, "large": 1} for number in range(20))
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, labels)))
+    (tmp_path / "one.jsonl").write_text('{"request": {}, "small": 1, "large": 1}')
     (tmp_path / "short.key").write_text("too short\n")
 
 
@@ -216,6 +222,7 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
         ("repository status doubled", ("takes no name",)),
         ("tenants add tenants.yaml search", ("'search'", "penstock tenants rotate")),
         ("audit verify requests.jsonl --heads heads.jsonl", ("--key-file",)),
+        ("route fit one.jsonl", ("LABELS one.jsonl has 1 labels, 1 of them", "give at least 20")),
         ("bench quality --tokens-in a.json --window-tokens 9", ("--window-tokens 9", "leave one out")),
     ],
 )

@@ -106,6 +106,12 @@ _TENANTS: Wrong = (
     ("requests.jsonl", "unknown field custom_id"),
 )
 _READ: Wrong = tuple((name, "there is no such file; name another one") for name in (NO_FILE, FOLDER, ""))
+_LABELS: Wrong = (
+    (NO_FILE, "no such file or directory; name a file of JSON lines"),
+    (FOLDER, "is a directory; name a file of JSON lines"),
+    ("", "name a file of JSON lines"),
+    ("requests.jsonl", "line 1: "),
+)
 _PRICES: Wrong = (
     (NO_FILE, "name a YAML file"),
     (FOLDER, "is a directory; name a YAML file"),
@@ -487,6 +493,15 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--format": (("xml", "give csv or jsonl"), ("", "give csv or jsonl")),
         "--ledger": _LEDGER,
         "--port": _LEDGER_OF,
+    },
+    "route fit": {"LABELS": _LABELS, "--out": _OUTPUT},
+    "route evaluate": {
+        "LABELS": _LABELS,
+        "--classifier": (
+            (NO_FILE, "no such file or directory; name a file of penstock route fit"),
+            (FOLDER, "is a directory; name a file of penstock route fit"),
+            ("labels.jsonl", "has no classifier"),
+        ),
     },
     "audit verify": {"FILE": _READ, "--heads": _READ, "--key-file": _READ, "--ledger": _READ},
     "logs": {

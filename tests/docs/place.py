@@ -105,6 +105,9 @@ class Stock:
         (folder / "docs").mkdir()  # one of its own: an example writes into it
         _repository(folder / "models")
         (folder / "notes.txt").write_text("Rivers carry water from the mountains to the sea.\n")
+        labels = [{"request": {"prompt": f"of {n}"}, "small": n % 2, "large": 1, "logprob": -n / 9} for n in range(40)]
+        for name in ("labels.jsonl", "other_labels.jsonl"):
+            (folder / name).write_text("\n".join(map(json.dumps, labels)))
         (folder / "fullchain.pem").write_bytes(self.certificate)
         (folder / "privkey.pem").write_bytes(self.key)
         return folder

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
+from anthropic.types.beta import BetaMessage, BetaRawMessageDeltaEvent
 from pydantic import TypeAdapter
 
 from penstock.config.facts import PoolingFacts
@@ -71,6 +72,19 @@ async def test_anthropics_blocks(sites: Callable[..., Site], cut: int) -> None:
         assert len({block["id"] for block in shown["content"][2:]}) == 2
         hidden = await get(site, tools=[TOOL])
         assert blocks(hidden) == SAID
+
+
+async def test_the_answer_says_that_edits_of_the_context_are_not_applied(sites: Callable[..., Site]) -> None:
+    site = sites()
+    site.says("I look.")
+    body = {"model": NAME, "messages": USER, "max_tokens": 50}
+    edited = {**body, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    whole = BetaMessage.model_validate_json((await site.http.post("/v1/messages", json=edited)).content)
+    events = (await site.http.post("/v1/messages", json={**edited, "stream": True})).text.split("\n\n")
+    (data,) = (event.partition("data: ")[2] for event in events if event.startswith("event: message_delta"))
+    for each in (whole, BetaRawMessageDeltaEvent.model_validate_json(data)):
+        assert each.context_management is not None and each.context_management.applied_edits == []
+    assert "context_management" not in await message(site)
 
 
 async def test_thinking_reaches_template_and_engine(sites: Callable[..., Site]) -> None:

@@ -13,6 +13,7 @@ from penstock.cli.fleet.commands import add_fleet_commands
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
+from penstock.cli.route.commands import add_route_commands
 from penstock.cli.sections import SectionedHelp
 from penstock.cli.simulate.commands import add_simulate_commands
 from penstock.cli.tenants.commands import add_tenant_commands
@@ -132,6 +133,7 @@ add_model_commands(app)
 add_operate_commands(app)
 add_tenant_commands(app)
 add_fleet_commands(app)
+add_route_commands(app)
 add_simulate_commands(app)
 
 

@@ -67,7 +67,6 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
         if self.compares and (rollout := self.models.find(name).rollout) is not None:
             rollout.compare(path, body)
 
-    @property
     def session_key(self) -> str:
         """Identifies the client's session, by the header X-Session-Id; "" without one."""
         session = (first_value(self.headers, SESSION) or b"")[:256].decode("latin-1")

@@ -1,7 +1,7 @@
 """The models of a server, by the names that requests use."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.frontend.errors import APIError
@@ -37,6 +37,7 @@ class ModelRegistry:
         self.tensors = tensors
         self.memory = memory
         self.on_demand: OnDemand | None = None
+        self.routes: Mapping[str, str] = {}  # the large model of each route. It is used where no route chooses
         self._essential = models  # the server ends with their engines
         self._check_names()
 
@@ -67,8 +68,9 @@ class ModelRegistry:
         self.all = tuple(each for each in self.all if each is not served)
 
     def names(self) -> list[str]:
-        """Returns every name that requests may use. A model's own name comes before its aliases."""
-        return [name for served in self.all for name in served.model.names]
+        """Returns every name that requests may use. A model's own name comes before its aliases, routes are last."""
+        names = [name for served in self.all for name in served.model.names]
+        return [*names, *(route for route, large in self.routes.items() if large in names)]
 
     def absent_names(self) -> list[str]:
         """Returns the names of the models that are loaded by their first request, sorted."""
@@ -79,16 +81,17 @@ class ModelRegistry:
         names = () if self.on_demand is None else self.on_demand.absent()
         if name is None or name in _NO_NAMES:
             return None if self.all else min(names, default=None)
+        name = self.routes.get(name, name)
         return name if name in names else None
 
     def must_wait(self, name: str | None) -> bool:
         """Whether a request has to wait before its model can be used. Raises APIError 404."""
         return self.absent(name) is not None or not self.find(name).ready
 
-    async def enter(self, name: str | None, key: str = "") -> Version:
+    async def enter(self, name: str | None, key: Callable[[], str] = str) -> Version:
         """Returns the version of the model with this name for a new request, which must call its `leave`. During a
-        rollout, requests with one `key` stay on a version. A model that
-        is not loaded is loaded, one that is asleep wakes. Raises APIError and EngineError."""
+        rollout, requests with one `key` stay on a version. A model that is not loaded is loaded, one that is asleep
+        wakes. Raises APIError and EngineError."""
         while True:
             if self.on_demand is not None and (absent := self.absent(name)) is not None:
                 await self.on_demand.load(absent)
@@ -106,6 +109,8 @@ class ModelRegistry:
                 return served
         if name is None or name in _NO_NAMES:
             return self.default
+        if name in self.routes:
+            return self.find(self.routes[name])
         shown = name if len(name) <= 100 else name[:100] + "..."
         others = [] if self.tensors is None else dict.fromkeys(model.name for model in self.tensors.ready())
         names = [*(served.model.name for served in self.all), *others]

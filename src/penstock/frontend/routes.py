@@ -243,7 +243,7 @@ class _GenerateRoute(_Route):
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
-            trial = None if site.fallbacks is None else Trial(site.fallbacks)
+            trial = None if site.fallbacks is None else Trial(site.fallbacks, body)
             async with while_connected(receive):
                 while True:
                     try:
@@ -274,7 +274,8 @@ class _GenerateRoute(_Route):
 
     async def _generate(self, call: Call, info: RequestInfo, send: Send, trial: Trial | None) -> Answer | None:
         """Returns the whole answer; None if it was streamed."""
-        generation = call.generation(info.start, info.request_id, info.trace)
+        begin = call.generation if trial is None else partial(trial.generation, call)
+        generation = begin(info.start, info.request_id, info.trace)
         if info.account is not None:
             generation.usage.price = info.account.shown_price
         try:

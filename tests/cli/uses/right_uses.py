@@ -1,9 +1,9 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
 They run in a folder that has `tiny`, a model; `repository` with the models `ours` and `ranks`; settings.yaml;
-marks.yaml; prices.yaml; providers.yaml; tenants.yaml; requests.jsonl; text.txt; cert.pem, key.pem and authority.pem;
-keys and audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port, {log} its
-event log, {ledger} its ledger, {engine} the address of an engine.
+marks.yaml; prices.yaml; providers.yaml; tenants.yaml; requests.jsonl; labels.jsonl; text.txt; cert.pem, key.pem and
+authority.pem; keys and audit.key; and with a hub that has acme/tiny. {url} is the address of a server, {port} its port,
+{log} its event log, {ledger} its ledger, {engine} the address of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -103,6 +103,10 @@ KEYS: Sequence[str] = (  # in this order
     "tenants list teams.yaml",
     "tenants check teams.yaml",
 )
+ROUTES: Sequence[str] = (  # in this order
+    "route fit labels.jsonl --out route.json",
+    "route evaluate labels.jsonl --classifier route.json",
+)
 ENGINES: Sequence[str] = (
     f"run {HUB} Hello there {ONE_RANK} {SAMPLING} --stats --no-history",
     f"embed all-minilm-l6-v2 Hello {ENCODER}",
@@ -176,7 +180,7 @@ OTHERS: Sequence[str] = (
 )
 
 LINES = (
-    *(*PLANS, *SIMULATIONS, *MODELS, *KEYS, *ENGINES, *FAILING, *SERVERS, *WITH_SERVER, *OTHERS),
+    *(*PLANS, *SIMULATIONS, *MODELS, *KEYS, *ROUTES, *ENGINES, *FAILING, *SERVERS, *WITH_SERVER, *OTHERS),
     *(
         SHARED_SERVER,
         *OF_TENANTS,

@@ -37,6 +37,7 @@ from tests.cli.uses.right_uses import (
     PLANS,
     REPLICATED_SERVER,
     REPOSITORY_SERVER,
+    ROUTES,
     SERVERS,
     SHARED_SERVER,
     SIMULATIONS,
@@ -98,6 +99,8 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
         '{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a","max_tokens":4}}'
     )
     (folder / "text.txt").write_text(TEXT)
+    labels = ({"request": {"prompt": str(number)}, "small": number % 2, "large": 1} for number in range(20))
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, labels)))
     certificate, key = Authority(folder).sign(1)
     (folder / "cert.pem").write_bytes(certificate)
     (folder / "keys").write_text("alice another\n")
@@ -179,7 +182,7 @@ def test_the_commands_with_an_engine(folder: Path, environment: dict[str, str]) 
 
 @pytest.mark.rare
 def test_simulations_and_keys(folder: Path, environment: dict[str, str]) -> None:
-    for line in (*SIMULATIONS, *KEYS):
+    for line in (*SIMULATIONS, *KEYS, *ROUTES):
         assert run(line, folder, environment)
     for file in ("batching.json", "fleet.json"):
         assert json.loads((folder / file).read_text()), file

@@ -101,12 +101,13 @@ Make = Callable[..., Awaitable[Gateway]]
 async def gateway(
     provider: FakeProvider, tokenizers: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> AsyncIterator[Make]:
-    """gateway(kind="openai", fallbacks={}, server={}, models={}, local=True, fields of the provider's entry)"""
+    """gateway(kind="openai", fallbacks={}, routes={}, server={}, models={}, local=True, fields of the entry)"""
     made: list[Gateway] = []
 
     async def make(
         kind: str = "openai",
         fallbacks: dict[str, list[str]] | None = None,
+        routes: dict[str, Any] | None = None,
         server: dict[str, Any] | None = None,
         models: dict[str, Any] | None = None,
         local: bool = True,
@@ -124,7 +125,9 @@ async def gateway(
             **entry,
         }
         file = tmp_path / "providers.yaml"
-        file.write_text(json.dumps({"providers": {"there": there}, "fallbacks": fallbacks or {}}))
+        file.write_text(
+            json.dumps({"providers": {"there": there}, "fallbacks": fallbacks or {}, "routes": routes or {}})
+        )
         tokenizer = tokenizers[0]
         eos = tokenizer.encode("<|im_end|>")[0]
         said = tokenizer.encode("hello", add_special_tokens=False)

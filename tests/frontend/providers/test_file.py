@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.frontend.providers.difficulty import BUCKETS, MEASURES, read_classifier
 from penstock.frontend.providers.file import check_names, is_private, read_providers
 
 GOOD: dict[str, Any] = {"key_env": "", "models": {"m": {"input": 1, "output": 2}}}
@@ -46,6 +47,21 @@ def test_a_fallback_that_nothing_has(tmp_path: Path) -> None:
     file.write_text(json.dumps({"providers": {"p": GOOD}, "fallbacks": {"m": ["n"]}}))
     with pytest.raises(ValueError, match=r"at fallbacks\.m: there is no model 'n'"):
         check_names(read_providers(file), ["m"], "x")
+
+
+def test_a_route_with_the_name_of_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "providers.yaml"
+    file.write_text(json.dumps({"routes": {"m": {"small": "a", "large": "m", "logprob": -1}}}))
+    with pytest.raises(ValueError, match=r"at routes\.m: a model has this name"):
+        check_names(read_providers(file), ["a", "m"], "x")
+
+
+def test_a_classifier_of_another_size(tmp_path: Path) -> None:
+    file = tmp_path / "route.json"
+    for weights in ([1.0], [float("1e400")] * (MEASURES + BUCKETS)):
+        file.write_text(json.dumps({"bias": 0.0, "weights": weights}))
+        with pytest.raises(ValueError, match=r"finite weights|no classifier"):
+            read_classifier(str(file), "x")
 
 
 def test_private_addresses() -> None:

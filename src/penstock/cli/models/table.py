@@ -10,6 +10,7 @@ _TEXTS = frozenset(
         *("MODELS", "ARCHITECTURE", "RANKS", "QUANTISED", "GIVES", "GGUF"),  # of penstock models
         *("NAME", "REVISION", "FORMAT", "MODIFIED", "WHERE"),  # of penstock list
         *("TYPE", "IN A CPU'S MEMORY"),  # of penstock show
+        "CHOICE",  # of penstock route evaluate
     )
 )
 

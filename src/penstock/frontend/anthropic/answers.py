@@ -19,6 +19,7 @@ MESSAGE = {
     "stop_reason": _REASONS,
     "stop_sequence": (str, None),
     "usage": {**dict.fromkeys(_COUNTS, int), "output_tokens_details?": {"thinking_tokens": int}},
+    "context_management?": {"applied_edits": [Any]},
 }
 COUNT = {"input_tokens": int}
 MODEL = {

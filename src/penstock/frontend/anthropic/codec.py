@@ -16,6 +16,7 @@ from penstock.text.calls import Part
 
 SIGNATURE = "bm90IHNpZ25lZA=="  # thinking is not signed, but clients drop a block without a signature
 _PING = sse_event(b'{"type":"ping"}', b"ping")
+_NO_EDITS: dict[str, Any] = {"context_management": {"applied_edits": []}}
 _DELTAS = {
     "content": b'"text_delta","text":',
     "reasoning": b'"thinking_delta","thinking":',
@@ -29,12 +30,16 @@ class MessageCodec:
     stream_type = STREAM_TYPE
     heartbeat = _PING
 
-    def __init__(self, context: ModelContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool) -> None:
+    def __init__(
+        self, context: ModelContext, reader: ReplyReader | None, *, thinking: bool, shortened: bool, edits: bool
+    ) -> None:
         """`reader` divides the text; without it, all text is content. `thinking`: the message shows reasoning.
-        `shortened`: the context allows fewer tokens than the request's limit."""
+        `shortened`: the context allows fewer tokens than the request's limit. `edits`: the request has edits of the
+        context, and the message says that none was applied."""
         self._reader = reader
         self._thinking = thinking
         self._shortened = shortened
+        self._edits = _NO_EDITS if edits else {}
         self._head = {"id": f"msg_{context.id}", "type": "message", "role": "assistant", "model": context.model.name}
         self._index = -1  # of the latest block
         self._open = ""  # its kind if it has no stop yet
@@ -57,8 +62,8 @@ class MessageCodec:
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        counts = orjson.dumps(self._usage(usage))
-        delta = b'{"type":"message_delta","delta":' + self._end + b',"usage":' + counts + b"}"
+        rest = orjson.dumps({"usage": self._usage(usage), **self._edits})
+        delta = b'{"type":"message_delta","delta":' + self._end + b"," + rest[1:]
         return sse_event(delta, b"message_delta") + _event(b"message_stop", {})
 
     def failure(self, error: APIError) -> bytes:
@@ -76,7 +81,7 @@ class MessageCodec:
                 case "call":
                     content.append(_tool_use(block.id, block.name, parse_arguments(block.text)))
         message = {**self._head, "content": content, **self._stop_fields(answer), "usage": self._usage(usage)}
-        return orjson.dumps(message)
+        return orjson.dumps(message | self._edits)
 
     def _part(self, part: Part) -> bytes:
         """The events of a part: those that change the block, if it starts one, and its delta."""

@@ -35,7 +35,8 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
     )
     part, reader = await prepare_chat(context, chat, len(body))
     shortened = part.request.sampling.max_tokens < fields.max_tokens
-    codec = MessageCodec(context, reader, thinking=shows_thinking(fields), shortened=shortened)
+    edits = fields.context_management is not None
+    codec = MessageCodec(context, reader, thinking=shows_thinking(fields), shortened=shortened, edits=edits)
     return Call(context, (part,), codec, bool(fields.stream), "chat")
 
 

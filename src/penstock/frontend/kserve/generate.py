@@ -49,7 +49,7 @@ async def for_path(context: RequestContext) -> tuple[ModelContext, str]:
 def one_shot_model(context: RequestContext) -> TensorModel | None:
     """Returns the one-shot model in the path; None if it is none. Raises APIError 404 for one that is not ready."""
     version = context.path.get("version", "")
-    return find_one_shot(context.models.tensors, context.path["model"], version, context.session_key)
+    return find_one_shot(context.models.tensors, context.path["model"], version, context.session_key())
 
 
 def find_one_shot(models: TensorModels | None, name: str, version: str, key: str = "") -> TensorModel | None:

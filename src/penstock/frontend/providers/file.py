@@ -16,6 +16,7 @@ from penstock.config.yaml_file import convert_yaml, parse_yaml, read_yaml_text
 MAX_BYTES = 1 << 20  # of the file
 MAX_KEY_BYTES = 4096
 MOST_MODELS = 1000
+MOST_HELD = 4096  # tokens of a small answer
 URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 # What only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
 OPTIONAL = ("prefix", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
@@ -77,6 +78,17 @@ class ProviderEntry(FilePart, frozen=True):
         return key
 
 
+class RouteEntry(FilePart, frozen=True):
+    """A name whose requests go to a small or a large model. At least one of `classifier` and `logprob` is set."""
+
+    small: str
+    large: str
+    classifier: str = ""  # a file of `penstock route fit`
+    probability: float = 0.5  # that the small answer is good enough, by the classifier: below it, the large one answers
+    logprob: float | None = None  # mean of the first tokens of the small answer: below it, the large one answers
+    tokens: int = 32  # of the small answer, which are held until their log-probabilities decide
+
+
 class ProvidersFile(FilePart, frozen=True):
     """The whole file."""
 
@@ -84,6 +96,7 @@ class ProvidersFile(FilePart, frozen=True):
     fallbacks: dict[str, tuple[str, ...]] = msgspec.field(
         default_factory=dict
     )  # by model: those that answer if it cannot, in order
+    routes: dict[str, RouteEntry] = msgspec.field(default_factory=dict)
 
 
 def read_providers(path: Path) -> ProvidersFile:
@@ -103,7 +116,15 @@ def read_providers(path: Path) -> ProvidersFile:
 
 
 def check_names(file: ProvidersFile, names: list[str], named: str) -> None:
-    """Raises ValueError if a fallback names a model that is not among `names`, all that the server has."""
+    """Raises ValueError if a fallback or a route names a model that is not among `names`, all that the server has."""
+    for route, entry in file.routes.items():
+        for field, name in (("small", entry.small), ("large", entry.large)):
+            if name not in names:
+                raise ValueError(
+                    f"{named}, at routes.{route}.{field}: there is no model {name!r}; name one that is served"
+                )
+        if route in names:
+            raise ValueError(f"{named}, at routes.{route}: a model has this name; give the route another one")
     for model, others in file.fallbacks.items():
         for name in (model, *others):
             if name not in names:
@@ -116,6 +137,30 @@ def _mistakes(file: ProvidersFile) -> Iterator[tuple[str, str]]:
         yield "providers", f"there are more than {MOST_MODELS} models; remove some"
     for name, entry in file.providers.items():
         yield from ((f"providers.{name}.{place}", wrong) for place, wrong in _provider_mistakes(entry))
+    remote = {
+        each
+        for entry in file.providers.values()
+        for name, model in entry.models.items()
+        for each in (name, *model.aliases)
+    }
+    for name, route in file.routes.items():
+        yield from ((f"routes.{name}.{place}", wrong) for place, wrong in _route_mistakes(route, remote))
+
+
+def _route_mistakes(route: RouteEntry, remote: set[str]) -> Iterator[tuple[str, str]]:
+    if route.small == route.large:
+        yield "large", f"it is {route.large!r}, as `small` is; name another model"
+    if not route.classifier and route.logprob is None:
+        yield "classifier", "there is neither a classifier nor a logprob; set one, or both"
+    if not 0 <= route.probability <= 1:
+        yield "probability", f"it is {route.probability:g}; give a number from 0 to 1"
+    if not 1 <= route.tokens <= MOST_HELD:
+        yield "tokens", f"it is {route.tokens}; give a number from 1 to {MOST_HELD}"
+    if route.logprob is not None and not -100 <= route.logprob <= 0:
+        yield "logprob", f"it is {route.logprob:g}; give a number from -100 to 0"
+    if route.logprob is not None and route.small in remote:
+        wrong = f"{route.small!r} is at a provider, which sends no log-probabilities"
+        yield "logprob", f"{wrong}; name a small model of this server, or use a classifier"
 
 
 def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:

@@ -10,21 +10,24 @@ from penstock.frontend.providers.fallbacks import Fallbacks
 from penstock.frontend.providers.file import check_names, read_providers
 from penstock.frontend.providers.model import served
 from penstock.frontend.providers.provider import ProviderClient
+from penstock.frontend.providers.routing import ModelRoute
 from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.versions.serving import Serving
 from penstock.observe.metrics import Metrics
 
 
 def open_gateway(path: str, models: ModelRegistry, metrics: Metrics) -> Fallbacks:
-    """Adds the models of a providers file to those of a server. Raises ValueError for a mistake in the file, a missing
-    key or a name that is there twice."""
+    """Adds the models and routes of a providers file to those of a server. Raises ValueError for a mistake in the file,
+    a missing key or a name that is there twice."""
     file, named = read_providers(Path(path)), f"--providers {path}"
     providers = [ProviderClient(name, entry) for name, entry in file.providers.items()]
     for provider in providers:
         for model, entry in provider.entry.models.items():
             models.add(Serving(served(model, entry, provider), metrics))
     check_names(file, [*models.names(), *models.absent_names()], named)
-    fallbacks = Fallbacks(models, file.fallbacks)
+    models.routes = {name: entry.large for name, entry in file.routes.items()}
+    routes = {name: ModelRoute(entry, f"{named}, at routes.{name}.classifier") for name, entry in file.routes.items()}
+    fallbacks = Fallbacks(models, file.fallbacks, routes)
     metrics.registry.register(_GatewaySeries(providers, fallbacks))
     return fallbacks
 
@@ -57,3 +60,8 @@ class _GatewaySeries:
         for pair, count in self._fallbacks.counts.items():
             fallbacks.add_metric(pair, count)
         yield fallbacks
+        text = "Requests to a route, by the model that was chosen for them."
+        routed = CounterMetricFamily("penstock_routed", text, labels=["route", "model_name"])
+        for pair, count in self._fallbacks.routed.items():
+            routed.add_metric(pair, count)
+        yield routed

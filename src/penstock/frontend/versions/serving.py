@@ -125,7 +125,7 @@ class Serving:
         """True while a reload holds new requests back."""
         return self._gate is not None
 
-    async def enter(self, key: str = "") -> Version:
+    async def enter(self, key: Callable[[], str] = str) -> Version:
         """Returns the version for a new request, which must call its `leave`. `key`: see VersionRollout. Blocks while a
         reload holds requests back, and while the engine waits for room. Raises EngineError if it does not start
         then."""
@@ -135,7 +135,7 @@ class Serving:
             else:
                 await self._wake_in_room()
         self._stay = None
-        candidate = None if self.rollout is None else self.rollout.pick(key)
+        candidate = None if self.rollout is None else self.rollout.pick(key())
         return (candidate or self.version).enter()
 
     def stay(self, seconds: float) -> None:
