@@ -169,14 +169,14 @@ async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: i
 def ledger_parts(folder: Path, figures: Figures) -> list[dict[str, float]]:
     """Returns the seconds of each part of the time to the first token, for each answer to the light tenant."""
     connection = sqlite3.connect(folder / "ledger.sqlite3")
-    query = "SELECT request_id, began, queue_ms / 1000, ttft_ms / 1000 FROM requests WHERE tenant = 'light' AND status = 200"
+    query = "SELECT request_id, began, queue_ms, ttft_ms FROM requests WHERE tenant = 'light' AND status = 200"
     rows = {request: times for request, *times in connection.execute(query)}
     connection.close()
     epoch = time.time() - time.monotonic() + figures["since"]
     parts = []
     for sent, first, request in figures["times"]["light"]:
         if request in rows:
-            began, queue, whole = rows[request]
+            began, queue, whole = rows[request][0], rows[request][1] / 1000, rows[request][2] / 1000
             before = began - epoch - sent
             parts.append({"before": before, "queue": queue, "steps": whole - queue, "after": first - before - whole})
     return parts
