@@ -7,10 +7,12 @@ Rounds take turns: the light tenant alone; beside a heavy tenant with many clien
 tenants file: first come, first served. Clients of the heavy tenant, and the two of the light one, send their next
 request as soon as they have an answer. With `--light second` the light tenant sends one request a second instead, and
 the heavy tenant's requests are of a class for batches, which leaves two places free and gets few prompt tokens in a
-step. `allowed` is what the light tenant may feel at most: twice (with classes 1.5 times) its P99 alone, and one step.
+step. `allowed` is what the light tenant may feel at most: twice (with classes 1.5 times) its P99 alone, and one step:
+the mean one, and in `allowed_p99` the P99 of all steps, by the event log that each server writes.
 Clients of the heavy tenant are in a process with the lowest priority. Outputs have 12 to 36 tokens: with outputs of one
 length, sequences start and end together, and most steps have no prompt. The parts of the light tenant's time are from
-the server's ledger: the queue, until the first step; the rest within the server; and the rest until the client has it.
+the server's ledger, joined by the id of the request: `before` the server has begun with it, in the `queue` until the
+first step, in `steps` until the first token, and `after` them until the client has it.
 
 Counts compare the work of the cases whatever else the machine does: `out_step` are tokens of output for a step,
 `computed` tokens that the engine computed for one of these, `step_cpu` the engine's CPU seconds for a step, `api_cpu`
@@ -47,6 +49,7 @@ from penstock.weights.packaged import EMBEDDED, SMOLLM2
 MODELS = {"python-8m": EMBEDDED, "smollm2-135m": SMOLLM2.name}
 PROMPT, OUTPUT = 96, (12, 36)  # tokens, and the fewest and most of an output
 CASES = ("alone", "shared", "first come")
+PARTS = ("before", "queue", "steps", "after")  # of the time to the first token, see above
 MEDIANS = ("step", "step_cpu", "out_step", "busy", "computed", "api_cpu", "preempted")
 SETTLING = 3.0  # seconds of load before the light tenant begins to count
 Figures = dict[str, Any]
@@ -71,7 +74,8 @@ class Clients:
     """Clients of one tenant, each with one request at a time."""
 
     def __init__(self, http: aiohttp.ClientSession, server: Server, key: str, seed: int) -> None:
-        self.first: list[tuple[float, float]] = []  # when each request was sent, and seconds to its first token
+        # Of each request: when it was sent, seconds to its first token, and its id.
+        self.first: list[tuple[float, float, str]] = []
         self._http, self._url = http, server.url + "/v1/completions"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._random = random.Random(seed)
@@ -89,7 +93,7 @@ class Clients:
             answer.raise_for_status()
             async for _ in answer.content.iter_any():
                 first = first or time.monotonic() - began
-        self.first.append((began, first))
+        self.first.append((began, first, answer.headers["x-request-id"]))
 
     async def flat_out(self) -> None:
         while True:
@@ -142,7 +146,7 @@ async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: i
         await asyncio.gather(*tasks, return_exceptions=True)
         many = json.loads((await asyncio.to_thread(load.communicate, ""))[0])
     times = {
-        name: [(sent - began, first) for sent, first in found if began <= sent < ended]
+        name: [(sent - began, first, request) for sent, first, request in found if began <= sent < ended]
         for name, found in (("light", light.first), ("heavy", many))
     }
     used = {name: after[name] - before[name] for name in before}
@@ -157,19 +161,36 @@ async def measure(server: Server, keys: dict[str, str], seconds: float, heavy: i
         "api_cpu": used["cpu_seconds"] / answers,
         "preempted": used["num_preemptions"] / answers,
         "times": times,
-        "since": time.time() - (time.monotonic() - began),
+        "since": began,
+        "until": ended,
     }
 
 
-def ledger_parts(folder: Path, since: float) -> list[tuple[float, float]]:
-    """Returns, for each answer to the light tenant, its seconds in the queue and to the first token in the server."""
+def ledger_parts(folder: Path, figures: Figures) -> list[dict[str, float]]:
+    """Returns the seconds of each part of the time to the first token, for each answer to the light tenant."""
     connection = sqlite3.connect(folder / "ledger.sqlite3")
-    query = (
-        "SELECT queue_ms / 1000, ttft_ms / 1000 FROM requests WHERE tenant = 'light' AND began >= ? AND status = 200"
-    )
-    found = connection.execute(query, (since,)).fetchall()
+    query = "SELECT request_id, began, queue_ms, ttft_ms FROM requests WHERE tenant = 'light' AND status = 200"
+    rows = {request: times for request, *times in connection.execute(query)}
     connection.close()
-    return found
+    epoch = time.time() - time.monotonic() + figures["since"]
+    parts = []
+    for sent, first, request in figures["times"]["light"]:
+        if request in rows:
+            began, queue, whole = rows[request][0], rows[request][1] / 1000, rows[request][2] / 1000
+            before = began - epoch - sent
+            parts.append({"before": before, "queue": queue, "steps": whole - queue, "after": first - before - whole})
+    return parts
+
+
+def step_seconds(log: Path, figures: Figures) -> list[float]:
+    """Returns the seconds of the steps while requests counted, from the engine's event log."""
+    planned, seconds = 0.0, []
+    for line in log.open("rb"):
+        if b'"type":"plan"' in line:
+            planned = json.loads(line)["now"]
+        elif b'"type":"apply"' in line and figures["since"] <= planned < figures["until"]:
+            seconds.append(json.loads(line)["now"] - planned)
+    return seconds
 
 
 @contextlib.contextmanager
@@ -179,6 +200,7 @@ def started(
     state = folder / f"state-{case}"
     flags = ["--threads", "1", "--max-num-seqs", str(places), "--kv-cache-memory", "128MiB", "--speculation", "off"]
     flags += ["--state-dir", str(state), "--access-log", "0", "--max-waiting", "1024"]
+    flags += ["--event-log", str(folder / f"events-{case}")]
     keys: dict[str, str] = {}
     if case != "first come":
         file, keys = tenants_file(folder, case, classes)
@@ -189,13 +211,11 @@ def started(
 
 def row_of(case: str, rounds: list[Figures]) -> Figures:
     """Returns the figures of a case. Percentiles are of the requests of all rounds together."""
-    first = [[seconds for _, seconds in each["times"]["light"]] for each in rounds]
-    parts = [part for each in rounds for part in each.get("parts", ())]
-    columns = {
-        "": [each for values in first for each in values],
-        "queue_": [queue for queue, _ in parts],
-        "server_": [whole for _, whole in parts],
-    }
+    first = [[seconds for _, seconds, _ in each["times"]["light"]] for each in rounds]
+    parts = [part for each in rounds for part in each["parts"]]
+    columns = {"": [each for values in first for each in values]}
+    columns |= {f"{name}_": [part[name] for part in parts] for name in PARTS}
+    columns["step_"] = [each for figures in rounds for each in figures["steps"]]
     row: Figures = {"case": case, "requests": len(columns[""])}
     for name, values in columns.items():
         for rank in (0.5, 0.99):
@@ -219,7 +239,7 @@ def plot(file: Path, found: dict[str, list[Figures]]) -> None:
     for axis, (case, title) in zip(axes, (("first come", "without tenants"), ("shared", "with tenants")), strict=True):
         for name, color in (("heavy", "#d9822b"), ("light", "#0f8a8f")):
             points = found[case][-1]["times"][name]
-            axis.plot([at for at, _ in points], [first for _, first in points], ".", color=color, label=name, ms=3)
+            axis.plot([at for at, *_ in points], [first for _, first, _ in points], ".", color=color, label=name, ms=3)
         axis.set(title=title, xlabel="seconds", yscale="log")
     axes[0].set_ylabel("time to the first token, s")
     axes[0].legend(frameon=False, markerscale=3)
@@ -251,16 +271,18 @@ def main() -> None:
                 heavy = 0 if case == "alone" else given.heavy
                 with started(MODELS[given.model], case, folder, given.places, paced) as (server, keys, state):
                     figures = asyncio.run(measure(server, keys, given.seconds, heavy, number, paced))
-                if keys:
-                    figures["parts"] = ledger_parts(state, figures["since"])
+                figures["parts"] = ledger_parts(state, figures) if keys else []
+                figures["steps"] = step_seconds(folder / f"events-{case}", figures)
                 found[case].append(figures)
     rows = [row_of(case, rounds) for case, rounds in found.items()]
     factor = 1.5 if paced else 2.0
     for row in rows:
         row["allowed"] = round(factor * rows[0]["p99"] + row["step"], 4)
+        row["allowed_p99"] = round(factor * rows[0]["p99"] + row["step_p99"], 4)
         row["throughput"] = round(row["tok_s"] / rows[-1]["tok_s"], 4)
     columns = [("case", "case"), ("requests", "requests"), ("TTFT P50 s", "p50"), ("P99 s", "p99")]
-    columns += [("allowed", "allowed"), ("step s", "step"), ("queue P99", "queue_p99"), ("server P99", "server_p99")]
+    columns += [("allowed", "allowed"), ("with P99 step", "allowed_p99"), ("step s", "step"), ("P99", "step_p99")]
+    columns += [(f"{name} P99", f"{name}_p99") for name in PARTS]
     columns += [("tok/s", "tok_s"), ("/ first come", "throughput"), ("out / step", "out_step")]
     columns += [("computed", "computed"), ("preempted", "preempted")]
     show_table("A light tenant beside a heavy one", columns, rows)

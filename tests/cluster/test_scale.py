@@ -35,7 +35,6 @@ observations = st.builds(
     Observation,
     at=st.floats(0, 1e7),
     ready=st.integers(0, 50),
-    pending=st.integers(0, 50),
     held=st.integers(0, 5),
     load=st.none() | st.floats(0, 1e6),
     capacity=st.none() | st.floats(1, 1e5),
@@ -126,18 +125,18 @@ def test_there_is_one_source_of_the_number() -> None:
     """Whoever else starts or ends engines changes nothing that is wanted: the load decides, and not the last number."""
     for ready in (1, 2, 5, 12):
         assert run([2300.0] * 3, ready=ready)[0].wanted == 3
-        decision = decide(seen(0.0, ready, 2300.0, pending=ready), ScaleState(wanted=ready), POLICY)
+        decision = decide(seen(0.0, ready, 2300.0), ScaleState(wanted=ready), POLICY)
         assert decision.wanted == 3
 
 
 def test_an_engine_that_never_gets_ready_blocks_nothing() -> None:
-    """Decisions go on while one is pending: up for more load, and down later."""
+    """Decisions go on while the engines that serve stay the same: up for more load, and down later."""
     state = decide(seen(0.0, 1, 1500.0), ScaleState(), POLICY).state
-    stuck = decide(seen(600.0, 1, 5000.0, pending=1), state, POLICY)
+    stuck = decide(seen(600.0, 1, 5000.0), state, POLICY)
     assert stuck.wanted == 7
     later = stuck
     for number in range(40):
-        later = decide(seen(610.0 + 10 * number, 1, 200.0, pending=1), later.state, POLICY)
+        later = decide(seen(610.0 + 10 * number, 1, 200.0), later.state, POLICY)
     assert later.wanted == 1
 
 
@@ -213,3 +212,15 @@ def test_a_forecast_sees_a_spike_when_an_engine_must_start_for_it() -> None:
 def test_a_forecast_needs_a_record() -> None:
     assert forecast({}, 1000.0, 2000.0) == 0.0
     assert decide(seen(0.0, 1, 100.0), ScaleState(), ScalePolicy()).wanted == 1
+
+
+def test_engines_leave_sooner_where_a_record_says_that_they_are_not_needed_again() -> None:
+    left = {}
+    for name, record in (("blind", {}), ("forecast", dict.fromkeys(range(int(DAY // BUCKET)), 100.0))):
+        state = ScaleState(wanted=4, capacity=CAPACITY, buckets=record)
+        for after in range(0, 400, 10):
+            state = decide(seen(DAY + after, 4, 3000.0 if not after else 100.0), state, ScalePolicy()).state
+            if state.wanted == 1:
+                left[name] = after
+                break
+    assert left == {"blind": 300, "forecast": 90}

@@ -85,7 +85,6 @@ class Autoscaler:
         seen = Observation(
             at=self._wall(),
             ready=sum(replica.status == "ready" for replica in fleet.replicas),
-            pending=sum(engine.status == "starting" for engine in engines),
             held=fleet.held + self._held(),
             start_seconds=self._start_seconds,
             **self._meter.measure(fleet.replicas, fleet.clock())._asdict(),

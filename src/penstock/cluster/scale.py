@@ -5,7 +5,8 @@ is started now would be ready: the load a day and a week before, scaled by how t
 the load now against the measured capacity of an engine, at the share of KV blocks held, and at the time that requests
 wait. The use of processors is no measure: an engine with one request may use all of them.
 
-Engines are added at once. They are removed only when one less would have been enough at every moment of a window.
+Engines are added at once. They are removed only when one less would have been enough at every moment of a window. It is
+shorter while the forecast has a record.
 """
 
 import math
@@ -19,6 +20,7 @@ TREND_SECONDS = 1800.0  # over which today is compared with the day before
 MOST_TREND = 2.0  # by which today may differ for a forecast to count
 MOST_STEP = 2.0  # times the engines that serve: the need that a long queue can show
 BUSY = 0.5  # share of the capacity in use, below which a long wait has another reason than the load
+FORECAST_WINDOW = 90.0  # seconds of a window beside a forecast, which keeps engines that will be needed again
 
 
 class ScalePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float  # seconds on a clock that does not stand still between runs, such as those since the epoch
     ready: int  # engines that serve
-    pending: int = 0  # that are being started
     held: int = 0  # requests that wait at fronts because no engine serves
     load: float | None = None  # tokens a second that requests bring: of prompts, without what is cached, and of outputs
     capacity: float | None = None  # tokens a second that an engine can compute within the targets
@@ -84,8 +85,9 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDe
     buckets, bucket = _remember(state, seen.at, load)
 
     need, reason = _need_now(seen, load, capacity, policy)
-    if policy.forecast and capacity:
-        ahead = forecast(buckets, seen.at, seen.at + seen.start_seconds)
+    window = policy.window
+    if policy.forecast and capacity and (ahead := forecast(buckets, seen.at, seen.at + seen.start_seconds)):
+        window = min(window, FORECAST_WINDOW)
         later = math.ceil(ahead / (capacity * policy.target_use) - 1e-9)
         if later > need:
             need, reason = later, f"{ahead:.0f} tokens/s are expected in {seen.start_seconds:.0f} s"
@@ -94,9 +96,9 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDe
 
     begin = seen.at - policy.window
     needs = _thinned((*((at, count) for at, count in state.needs if at > begin), (seen.at, need)), policy.window)
-    most = max(count for _, count in needs)
+    most = max(count for at, count in needs if at > seen.at - window)
     if most > need:
-        need, reason = most, f"{most} were needed within the last {policy.window:.0f} s"
+        need, reason = most, f"{most} were needed within the last {window:.0f} s"
     if policy.standby and need:
         need, reason = need + policy.standby, f"{reason}; {policy.standby} stand by"
     wanted, limit = _within(need, policy)

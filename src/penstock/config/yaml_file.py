@@ -52,6 +52,20 @@ def convert_yaml(content: Any, kind: type[T], named: str) -> T:
         return msgspec.convert({} if content is None else content, kind)
     except msgspec.ValidationError as error:
         found = _PLACE.search(str(error))
-        where = f", at {found['place']}" if found is not None and found["place"] else ""
+        place = "" if found is None else _named(found["place"], error, content, kind)
+        where = f", at {place}" if place else ""
         what = _PLACE.sub("", str(error)).replace("`", "")
         raise ValueError(f"{named}{where}: {what[:1].lower()}{what[1:]}") from None
+
+
+def _named(place: str, error: msgspec.ValidationError, content: Any, kind: type) -> str:
+    """Returns the place of an error, with the name of an entry of a mapping where msgspec says `[...]`."""
+    field, dots, rest = place.partition("[...]")
+    entries = content.get(field) if dots and isinstance(content, dict) else None
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            msgspec.convert({**content, field: {name: entry}}, kind)
+        except msgspec.ValidationError as same:
+            if str(same) == str(error):
+                return f"{field}.{name}{rest}"
+    return place

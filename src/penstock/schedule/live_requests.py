@@ -17,7 +17,8 @@ class LiveRequests:
         self.requests: dict[str, Request] = {}
         self.fair: FairQueue | None = None
         if config.tenants:
-            self.fair = FairQueue(policy, config.max_num_seqs, StepAccounts(block_size))
+            accounts = StepAccounts(block_size)
+            self.fair = FairQueue(policy, config.max_num_seqs, config.max_num_batched_tokens, accounts)
         self.waiting: WaitingQueue | FairQueue = WaitingQueue(policy) if self.fair is None else self.fair
         self.running: list[Sequence] = []  # in order
 

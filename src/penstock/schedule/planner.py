@@ -191,12 +191,13 @@ class Planner:
             self._preempt(victim, sequence)
 
     def _share_places(self, fair: FairQueue, now: float) -> None:
-        """Let the first waiting sequence take the place of a running one, if classes or tenants give it a claim."""
+        """Let waiting sequences take the places of running ones, if classes or tenants give them a claim."""
         fair.begin(now)
         self._capped, blocked, self._blocked = 0, self._blocked, None
         if self._live.waiting and (claim := fair.claim(self._live.running, blocked)) is not None:
-            taker, victim = claim
-            self._preempt(victim, taker)
+            taker, victims = claim
+            for victim in victims:
+                self._preempt(victim, taker)
 
     def _allowance(self, sequence: Sequence, tokens: int) -> int:
         """Return how many of `tokens` a step may compute of a prompt, as others are to wait for a short step only. A

@@ -99,7 +99,6 @@ class ReplicaScaler:
         return Observation(
             at=DAY + now,
             ready=len(ready),
-            pending=len(serving) - len(ready),
             held=self._simulation.held,
             load=(self._simulation.arrived_tokens - tokens) / (now - before),
             capacity=self._spec.capacity,

@@ -90,6 +90,7 @@ async def test_a_limit_holds_for_both_processes_together(place: Place) -> None:
 
 
 async def test_a_new_key_is_valid_after_a_reload(place: Place) -> None:
+    assert f"API keys are those of {place.file}" in place.server.log.read_text()
     admin, new = place.add("ops", admin=True), place.add("later")
     assert await send(place, new) == 401
     os.kill(place.server.process.pid, signal.SIGHUP)

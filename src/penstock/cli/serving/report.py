@@ -81,9 +81,10 @@ def show_end(resolved: "Resolved", error: Exception) -> None:
 
 def _contents(prepared: "PreparedModel", info: "EngineInfo") -> list[str]:
     """Returns lines about what was started and what it can hold."""
-    resolved = prepared.resolved
-    required = resolved.server.api_key or resolved.server.api_key_file
-    key = "clients must send the API key" if required else "no API key is required"
+    resolved, server = prepared.resolved, prepared.resolved.server
+    key = "clients must send the API key" if server.api_key or server.api_key_file else "no API key is required"
+    if server.tenants:
+        key = f"API keys are those of {server.tenants}"
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
     holds = (
         f"room for {tokens:,} tokens of prompts and answers; at most {info.max_model_len:,} in a request, and "

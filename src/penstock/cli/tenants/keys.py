@@ -109,7 +109,7 @@ def _show(key: str) -> None:
 
 def _limits(limits: QuotaLimits) -> str:
     given = {name: getattr(limits, name) for name in limits.__struct_fields__}
-    return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
+    return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 def _expiry(key: KeyEntry | None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 
 from penstock.messages import SequenceResult, TenantShare
 from penstock.schedule.fairness.accounting import StepAccounts
-from penstock.schedule.fairness.service import ServiceCounters, TenantService, part_of
+from penstock.schedule.fairness.service import ServiceCounters, TenantService
 from penstock.schedule.policy import Policy
 from penstock.schedule.queues import dequeue, enqueue
 from penstock.schedule.sequence import Phase, Sequence, SequenceUsage
@@ -30,8 +30,9 @@ _OVERDUE = -1.0  # the rank of a sequence that has waited for its class's max_wa
 class FairQueue:
     """A WaitingQueue that shares the batch among tenants. `order` of a sequence is (rank, level, *policy's key, id)."""
 
-    def __init__(self, policy: Policy, places: int, accounts: StepAccounts) -> None:
-        """`places`: sequences that may run at a time. `accounts` are notified whether there is work."""
+    def __init__(self, policy: Policy, places: int, step_tokens: int, accounts: StepAccounts) -> None:
+        """At most `places` sequences run at a time, and a step computes at most `step_tokens`. `accounts` are notified
+        whether there is work."""
         self.now = 0.0  # seconds
         self.counters = ServiceCounters()
         self._accounts = accounts
@@ -40,7 +41,11 @@ class FairQueue:
         self._length = 0
         self._running = Counter[int]()  # sequences that run, by the rank of their class
         self._present = dict[int, float]()  # until when steps are kept short for a class, by its rank
-        self._entering: Sequence | None = None  # see `begin`
+        self._entering: TenantService | None = None  # see `begin`
+        self._entry_rank = 0  # of its sequences that enter
+        self._weights = 1.0  # of all tenants with sequences, when a step was planned with several of them
+        self._half_step = step_tokens // 2
+        self._short_until = -math.inf  # until when a tenant over its part gets no more of a step than that
 
     def __len__(self) -> int:
         return self._length
@@ -67,8 +72,8 @@ class FairQueue:
 
     def peek(self) -> Sequence | None:
         """Return the sequence to start next. None if all that wait are of classes that must leave places free."""
-        if self._entering is not None and self._entering.phase is Phase.WAITING:
-            return self._entering
+        if self._entering is not None and (line := self._entering.lines[self._entry_rank]) and self._may_start(line[0]):
+            return line[0]
         first: Sequence | None = None
         least: Order = (math.inf,)
         for name in self.counters.live:
@@ -138,57 +143,70 @@ class FairQueue:
     def begin(self, now: float) -> None:
         """Note that a step is planned, before anything else is done for it.
 
-        Choose the sequence that enters in this step ahead of all others: the first one of the tenant that has been
-        served least, if all sequences of this tenant fit into its part of the batch. Those of others that were
-        preempted have places of an earlier time, and may come before it in the order.
+        Choose the tenant whose sequences enter in this step ahead of all others: the one that has been served least,
+        if all its sequences fit into its part of the batch. Those of others that were preempted have places of an
+        earlier time, and may come before them in the order.
         """
         self.now, self._entering = now, None
         if not self._length or not self.counters.contended or (first := self.peek()) is None:
             return
-        heads = [(tenant, tenant.head) for tenant in self._live_tenants() if tenant.waiting]
+        live = [self.counters.tenants[name] for name in self.counters.live]
+        self._weights = math.fsum(tenant.share.weight for tenant in live)
+        heads = [(tenant, tenant.head) for tenant in live if tenant.waiting]
         tenant, head = min(heads, key=lambda each: (_share(each[1]).rank, self.counters.level(each[0])))
-        fits = tenant.running + tenant.waiting <= part_of(tenant, self._live_tenants(), self._places)
-        if fits and _share(head).claims and self._may_start(head) and self.place(head)[0] <= self.place(first)[0]:
-            self._entering = head
+        may_enter = _share(head).claims and self._fits(tenant) and self._may_start(head)
+        if may_enter and self.place(head)[0] <= self.place(first)[0]:
+            self._entering, self._entry_rank, self._short_until = tenant, _share(head).rank, now + PRESENT_SECONDS
 
-    def claim(self, running: Items[Sequence], blocked: Sequence | None) -> tuple[Sequence, Sequence] | None:
-        """Return a waiting sequence that gets the place of a running one, and that one. None if there is no claim.
+    def claim(self, running: Items[Sequence], blocked: Sequence | None) -> tuple[Sequence, list[Sequence]] | None:
+        """Return a waiting sequence, and the running ones that give their places to it and to those of its tenant. None
+        if there is no claim.
 
-        A class takes places from classes with higher ranks. Within a class, a tenant all of whose sequences fit into
-        its part of the batch takes a place from the tenant that is most over its part. If there were places but no KV
+        A class takes a place from classes with higher ranks. Within a class, a tenant all of whose sequences fit into
+        its part of the batch takes places from the tenant that is most over its part. If there were places but no KV
         blocks for the first waiting sequence, `blocked`, blocks count instead. So tenants cannot take from each other
         in turn, and each keeps at least one place. Others get places as they become free.
         """
-        if (taker := self.peek()) is None or (len(running) < self._places and taker is not blocked):
+        if (taker := self.peek()) is None:
             return None
-        rank, by_blocks = _share(taker).rank, len(running) < self._places
-        if any(count and lower > rank for lower, count in self._running.items()):
-            return taker, next(each for each in reversed(running) if _share(each).rank > rank)
-        if taker is not self._entering:
+        rank, own, free = _share(taker).rank, self._tenant(taker), self._places - len(running)
+        enters, by_blocks = own is self._entering, free > 0 and taker is blocked
+        count = 1 if by_blocks else (len(own.lines[rank]) if enters else 1) - free
+        if count < 1:
+            return None
+        if any(number and lower > rank for lower, number in self._running.items()):
+            return taker, [each for each in reversed(running) if _share(each).rank > rank][:count]
+        if not enters:
             return None
         used = Counter[TenantService]()
         for each in running:
             used[self._tenant(each)] += each.slots if by_blocks else 1
-        tenants = self._live_tenants()
         whole = used.total() if by_blocks else self._places
 
         def over(tenant: TenantService) -> float:
-            return used[tenant] - part_of(tenant, tenants, whole)
+            return used[tenant] - tenant.part_of(whole, self._weights)
 
-        equals, own = [each for each in running if _share(each).rank == rank], self._tenant(taker)
+        equals = [each for each in running if _share(each).rank == rank]
         most = max((self._tenant(each) for each in equals), key=over, default=None)
         if most is None or most is own or over(most) < 1 or most.running < 2 or over(own) > 0:
             return None
-        return taker, next(each for each in reversed(equals) if self._tenant(each) is most)
+        count = min(count, int(over(most)), most.running - 1)
+        return taker, [each for each in reversed(equals) if self._tenant(each) is most][:count]
 
     def cap(self, sequence: Sequence) -> int | None:
         """Return how many prompt tokens a step may have of all sequences that are to keep it short for others. None if
-        this one is not among them."""
+        this one is not among them.
+
+        A request waits for the step that runs when it comes. So while tenants with little to do have come lately, one
+        that is over its part gets half of a step.
+        """
         share = _share(sequence)
         if share.step_tokens and any(rank < share.rank and self.now < end for rank, end in self._present.items()):
             return share.step_tokens
-        if self._entering is not None and self._tenant(sequence) is not self._tenant(self._entering):
+        if self._entering is not None and self._tenant(sequence) is not self._entering:
             return ENTRY_TOKENS
+        if self.now < self._short_until and not self._fits(self._tenant(sequence)):
+            return self._half_step
         return None
 
     def behind(self, victim: Sequence, taker: Sequence) -> Order:
@@ -218,8 +236,9 @@ class FairQueue:
         own = sum(count for rank, count in self._running.items() if rank >= share.rank)
         return own < max(self._places - share.held_back, 1)
 
-    def _live_tenants(self) -> list[TenantService]:
-        return [self.counters.tenants[name] for name in self.counters.live]
+    def _fits(self, tenant: TenantService) -> bool:
+        """True if all sequences of the tenant fit into its part of the batch."""
+        return tenant.running + tenant.waiting <= tenant.part_of(self._places, self._weights)
 
     def _tenant(self, sequence: Sequence) -> TenantService:
         return self.counters.tenants[sequence.request.message.tenant]

@@ -37,6 +37,10 @@ class TenantService:
         self.input_rate, self.output_rate = share.input_price / share.weight, share.output_price / share.weight
         self.step_rate = 1000 * share.step_price / share.weight  # of a second
 
+    def part_of(self, whole: float, weights: float) -> float:
+        """Return the part of a whole that its weight gives it among all `weights`; at least 1."""
+        return max(1.0, whole * self.share.weight / weights)
+
 
 class ServiceCounters:
     """The service of all tenants, and whose turn it is."""
@@ -91,8 +95,3 @@ class ServiceCounters:
 
 
 MOST_TENANTS = 16_384  # idle tenants' counters are dropped beyond this number
-
-
-def part_of(tenant: TenantService, tenants: list[TenantService], whole: float) -> float:
-    """Return the tenant's part of a whole by its weight among `tenants`; at least 1."""
-    return max(1.0, whole * tenant.share.weight / math.fsum(other.share.weight for other in tenants))
