@@ -1,4 +1,4 @@
-"""Counts the processor instructions of the native kernels for a prompt and for a decode step, in two source trees.
+"""Counts the processor instructions of a prompt and of a decode step in two source trees: of the kernels, and of all.
 
     git worktree add ../before COMMIT && PYTHONPATH=../before/src python ../before/src/penstock/kernels/native/build.py
     python benchmarks/instructions.py ../before/src src --model MODEL_DIR --variant "bf16=" \\
@@ -6,9 +6,10 @@
 
 Callgrind (`apt install valgrind`) counts every instruction, so the figures hardly vary and do not depend on other
 programs. Valgrind has no AVX512, so the kernels are those of AVX2. Each tree runs the library's engine on one thread.
-Only instructions of libpenstock.so count; benchmarks/bytecodes.py counts what Python executes. "decode, N sequences" is
-per step: N prompts are sent with two limits of tokens, and the difference of the counts is divided by that of the
-limits. `same_tokens`: whether both trees generated the same.
+Those of libpenstock.so count, and as `whole` those of the process, with Python's interpreter; benchmarks/bytecodes.py
+counts what Python executes. "decode, N sequences" is per step: N prompts are sent with two limits of tokens, and the
+difference of the counts is divided by that of the limits. `same_tokens`: whether both trees generated the same.
+`whole` varies by about 1% for one sequence, and by 5% for several, which do not always start in the same step.
 """
 
 import argparse
@@ -30,6 +31,7 @@ CONTEXT = 16  # tokens of the prompts before the decode steps that are counted
 SEQUENCES = (1, 8)  # of these decode steps
 FEW, MANY = 4, 12  # output tokens of the two runs whose difference is counted
 LIBRARY = "libpenstock.so"
+Counts = tuple[int, int]  # instructions of the library, and of the whole process
 
 
 def cases() -> Iterator[tuple[str, int, int, int]]:
@@ -70,21 +72,22 @@ def run_engine(model: str, settings: dict[str, Any]) -> None:
 # -- in the process that compares --------------------------------------------------------------------------------------
 
 
-def library_instructions(counts: Path) -> int:
-    """Adds up the instructions of the library's own code in a file of callgrind."""
-    total, inside, of_call = 0, False, False
+def instructions(counts: Path) -> Counts:
+    """Returns the instructions of the library and of the whole process in a file of callgrind."""
+    library, whole, inside, of_call = 0, 0, False, False
     for line in counts.read_text().splitlines():
         if line.startswith("ob="):
             inside = line.endswith(LIBRARY)
         elif line.startswith("calls="):
             of_call = True  # the next line has the instructions of the function that is called
         elif line[:1].isdigit() or line[:1] in ("+", "-", "*"):
-            total += int(line.split()[1]) if inside and not of_call else 0
+            count = 0 if of_call else int(line.split()[1])
+            library, whole = library + count * inside, whole + count
             of_call = False
-    return total
+    return library, whole
 
 
-def measure(source: Path, model: str, flags: dict[str, str]) -> tuple[dict[str, int], dict[str, Any]]:
+def measure(source: Path, model: str, flags: dict[str, str]) -> tuple[dict[str, Counts], dict[str, Any]]:
     """Returns the instructions of each case in one tree, and the tokens of each run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "counts"
@@ -95,16 +98,17 @@ def measure(source: Path, model: str, flags: dict[str, str]) -> tuple[dict[str, 
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{source}: callgrind ended with status {done.returncode}: {done.stderr[-2000:]}")
-        counted: dict[str, int] = {}
+        counted: dict[str, Counts] = {}
         for file in Path(folder).glob("counts*"):
             name = file.read_text().partition("desc: Trigger: ")[2].partition("\n")[0]
             for case, *_ in cases():
                 if name.endswith(case):
-                    counted[case] = library_instructions(file)
+                    counted[case] = instructions(file)
         found = {f"prompt of {PROMPT} tokens": counted["prompt"]}
         for count in SEQUENCES:
-            steps = (counted[f"many {count}"] - counted[f"few {count}"]) / (MANY - FEW)
-            found[f"decode, {count} sequence{'s' * (count > 1)}"] = round(steps)
+            many, few = counted[f"many {count}"], counted[f"few {count}"]
+            library, whole = (round((more - less) / (MANY - FEW)) for more, less in zip(many, few, strict=True))
+            found[f"decode, {count} sequence{'s' * (count > 1)}"] = library, whole
         return found, json.loads(done.stdout.splitlines()[-1])
 
 
@@ -126,8 +130,10 @@ def main() -> None:
         (old, old_tokens), (new, new_tokens) = (
             measure(source, args.model, parse_flags(text)) for source in (args.old, args.new)
         )
-        for case, count in old.items():
-            figures = {"old": count, "new": new[case], "ratio": round(new[case] / count, 4)}
+        for case, (old_library, old_whole) in old.items():
+            library, whole = new[case]
+            figures = {"old": old_library, "new": library, "ratio": round(library / old_library, 4)}
+            figures |= {"old_whole": old_whole, "new_whole": whole, "ratio_whole": round(whole / old_whole, 4)}
             rows.append({"variant": name, "case": case, **figures, "same_tokens": old_tokens == new_tokens})
             print(f"{name} {case}: {figures}", file=sys.stderr, flush=True)
     commits = {"old": commit_of(args.old), "new": commit_of(args.new)}

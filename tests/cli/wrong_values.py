@@ -292,7 +292,7 @@ SHARED: Mapping[str, Wrong] = {
     "--hold-timeout": _SECONDS,
     "--preemption-notice": _EMPTY,
     "--engines": _EMPTY,
-    "--route": (("random", "give cost, round-robin or least-loaded"), ("", "give cost")),
+    "--route": (("random", "give cost or round-robin"), ("", "give cost")),
     "--move-anywhere": SWITCH,
     "--fleet-key": _EMPTY,
     "--fleet-ca": _EMPTY,

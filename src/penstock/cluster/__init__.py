@@ -6,7 +6,7 @@ numbers, so the simulator runs them as they are.
 
 from penstock.cluster.costs import FleetView
 from penstock.cluster.index import BlockIndex
-from penstock.cluster.route import ROUTES, Route, RouteChoice, least_loaded, round_robin
+from penstock.cluster.route import ROUTES, Route, RouteChoice, round_robin
 from penstock.cluster.route import choose as choose
 from penstock.cluster.view import ReplicaView, RouteRequest
 
@@ -19,6 +19,5 @@ __all__ = [
     "RouteChoice",
     "RouteRequest",
     "choose",
-    "least_loaded",
     "round_robin",
 ]

@@ -82,18 +82,7 @@ def round_robin(view: FleetView, request: RouteRequest, seed: int) -> RouteChoic
     return RouteChoice((*names[turn:], *names[:turn]), (), tuple(refused))
 
 
-def least_loaded(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
-    """Return the engines by their number of requests, whatever is cached. A baseline."""
-    able, refused = _eligible(view, request)
-    replicas = [view.replicas[place] for place in able]
-    loads = [(each.running + each.waiting + each.booked_requests, each.name) for each in replicas]
-    loads.sort(key=lambda one: (one[0], _mix(seed ^ _hash(one[1]))))
-    return RouteChoice(tuple(name for _, name in loads), tuple(float(load) for load, _ in loads), tuple(refused))
-
-
-ROUTES: Mapping[str, Route] = MappingProxyType(
-    {"cost": choose, "round-robin": round_robin, "least-loaded": least_loaded}
-)
+ROUTES: Mapping[str, Route] = MappingProxyType({"cost": choose, "round-robin": round_robin})
 
 
 # -- who may get it ---------------------------------------------------------------------------------------------------
@@ -186,14 +175,6 @@ def _of_two(equal: list[_Scored], seed: int) -> _Scored:
     first = drawn % count
     second = (first + 1 + (drawn >> 32) % (count - 1)) % count
     return min(equal[first], equal[second], key=lambda one: one[3])
-
-
-def _hash(name: str) -> int:
-    """A number of 64 bits that is the same in every process."""
-    number = 0xCBF29CE484222325
-    for byte in name.encode():
-        number = (number ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return number
 
 
 def _mix(seed: int) -> int:
