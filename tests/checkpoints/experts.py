@@ -63,6 +63,10 @@ EXPERTS_AND_LATENTS: Variants = {
         },
     ),
     "olmoe": ("Olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 40, "head_dim": 24, "rotary_dim": 12},
+    ),
     "granite_moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 6, "intermediate_size": 40}),
     "granite_moe_shared": (
         "GraniteMoeShared",

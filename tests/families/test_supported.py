@@ -35,7 +35,7 @@ def test_what_a_row_says_follows_from_the_spec() -> None:
     assert without("prefix_cache") == without("speculation") == stateful
     assert without("gpu") == stateful | latents and without("quantized_kv") == latents | {"Mamba2ForCausalLM"}
     assert {row.quantization for row in text.values()} == {("int8", "int4")}
-    normed_whole = {"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM"}
+    normed_whole = {"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "MiniMaxM2ForCausalLM"}
     assert {name for name, row in text.items() if "tensor" not in row.ranks} == stateful | normed_whole
     assert {name for name, row in text.items() if "pipeline" not in row.ranks} == stateful
     assert "expert" in rows["Glm4MoeForCausalLM"].ranks and "expert" not in rows["Glm4ForCausalLM"].ranks

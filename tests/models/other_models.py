@@ -46,7 +46,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "HunYuanDenseV1": {"head_dim": 16},
     "HunYuanMoEV1": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "Jais2": {},
-    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "NanoChat": {},
     "Nemotron": {},
     "Olmo": {},

@@ -102,6 +102,7 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("stablelm", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     ("stablelm_normed", {"layer_norm_eps": 1e-1}),
     ("olmoe", {"norm_topk_prob": True}),
+    ("minimax_m2", {"rms_norm_eps": 1e-2}),
     ("seed_oss", {"rms_norm_eps": 2e-2}),
     ("seed_oss", {"rope_parameters": {"rope_theta": 2e4}}),
     ("seed_oss_bias", {"rope_parameters": {"rope_type": "linear", "factor": 4.4}}),

@@ -29,6 +29,7 @@ from penstock.families.decoders.mixtures.deepseek import deepseek_v2, deepseek_v
 from penstock.families.decoders.mixtures.glm4_moe import glm4_moe
 from penstock.families.decoders.mixtures.gpt_oss import gpt_oss
 from penstock.families.decoders.mixtures.llama4 import llama4
+from penstock.families.decoders.mixtures.minimax import minimax_m2
 from penstock.families.decoders.mixtures.mixtral import mixtral
 from penstock.families.decoders.mixtures.olmoe import olmoe
 from penstock.families.decoders.olmo import exaone4, olmo2, olmo3
@@ -81,6 +82,7 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Olmo2ForCausalLM": olmo2,
         "Olmo3ForCausalLM": olmo3,
         "OlmoeForCausalLM": olmoe,
+        "MiniMaxM2ForCausalLM": minimax_m2,
         "Exaone4ForCausalLM": exaone4,
         "ArceeForCausalLM": arcee,
         "Ernie4_5ForCausalLM": ernie4_5,

@@ -47,6 +47,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
         "Olmo3ForCausalLM": ("OLMo 3", ("olmo2",)),
         "OlmoeForCausalLM": ("OLMoE", ()),
+        "MiniMaxM2ForCausalLM": ("MiniMax M2", ()),
         "Exaone4ForCausalLM": ("EXAONE 4", ()),
         "ArceeForCausalLM": ("Arcee AFM", ()),
         "Ernie4_5ForCausalLM": ("ERNIE 4.5, dense", ()),
