@@ -56,7 +56,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
         {"config.json": config(model_type="llama")},
         ("no architecture is named", 'add "architectures": ["LlamaForCausalLM"]'),
     ),
-    "nothing-said": ({"config.json": b"{}"}, ("no architecture is named", "supported: Cohere2ForCausalLM")),
+    "nothing-said": ({"config.json": b"{}"}, ("no architecture is named", "supported: ArceeForCausalLM")),
 }
 
 
