@@ -92,7 +92,7 @@ class Replica:
 
     @property
     def page_address(self) -> str:
-        """Where other engines read its KV blocks; "": they do not."""
+        """The address at which other engines read its KV blocks; "": they do not."""
         host, port = self._host, self.engine.info.page_port
         return "" if not port else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

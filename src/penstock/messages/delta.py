@@ -138,8 +138,8 @@ _COUNTERS = (
 )
 
 
-# What an engine of a fleet computes: all of its requests, prompts for other engines, or what follows their prompts. All
-# but the first exchange KV blocks with other engines.
+# The part of the work that an engine of a fleet does: all of its requests, prompts for other engines, or the tokens
+# after their prompts. All but the first exchange KV blocks with other engines.
 EngineRole = Literal["alone", "both", "prefill", "decode"]
 
 

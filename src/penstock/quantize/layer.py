@@ -64,24 +64,24 @@ class LayerQuantizer:
         the original model, or both None; they are replaced by the outputs of the quantised and the original layer."""
         products = {p.name: p for p in layer.spec.parameters if any(self._segments(p))}
         read = OriginalInputs() if original is None else self._original_inputs(layer, original, windows)
-        attended: Hidden | None = None
+        states = None if hidden is None else Hidden(hidden)  # with the output of attention once its products are done
         for name in dict.fromkeys([*(name for name in read.inputs if name in products), *products]):
             parameter = products[name]
-            if hidden is not None and attended is None and name not in read.by_attention:
-                attended = _attend(layer, hidden, windows)
+            if states is not None and states.attended is None and name not in read.by_attention:
+                states = _attend(layer, states.states, windows)
             for experts in _together(parameter):
                 moments = dict[int, Moments]()
-                if hidden is not None:
-                    states, own = attended or Hidden(hidden), read.inputs.pop(name, ())
-                    moments = self._moments(layer, parameter, experts, states, own, windows)
+                if states is not None:
+                    original_inputs = read.inputs.pop(name, ())
+                    moments = self._moments(layer, parameter, experts, states, original_inputs, windows)
                 for choice in self._quantize(layer, parameter, experts, moments):
                     error = None if choice.error != choice.error else round(choice.error, 6)
                     product = f"layers.{index}.{name.removeprefix('layers.0.').removesuffix('.weight')}"
                     self.choices.append({"product": product, "method": choice.method, "error": error})
             yield name
-        if hidden is not None:
-            states = attended or _attend(layer, hidden, windows)
-            for rows, output in layer.by_parts(windows, lambda rows, _: layer.finish(states[rows])):
+        if hidden is not None and states is not None:
+            done = states if states.attended is not None else _attend(layer, hidden, windows)
+            for rows, output in layer.by_parts(windows, lambda rows, _: layer.finish(done[rows])):
                 hidden[rows] = output
 
     def _original_inputs(self, layer: StreamedLayer, hidden: Tensor, windows: Windows) -> OriginalInputs:

@@ -93,7 +93,7 @@ class EngineModel:
 
     @property
     def _current(self) -> Serving | None:
-        """What has this version; None once another one has taken its place."""
+        """The model with this version; None once another version has taken its place."""
         return self.serving if self.serving is not None and self.serving.version is self.usage else None
 
 

@@ -10,7 +10,7 @@ PHRASE = 4  # words: a phrase of so many that comes again is a repetition
 
 
 class TextOutcome(NamedTuple):
-    """What a version answers to a request."""
+    """The answer of a version to a request."""
 
     failed: bool
     seconds: float
@@ -94,7 +94,7 @@ def agreement(pair: TextPair) -> float | None:
 TEXT_JUDGES: Mapping[str, Judge] = {
     each.__name__: each for each in (errors, latency, length, repetition, validity, likelihood, agreement)
 }
-# What they tolerate by default. A version with other weights answers in other words, so these are wide.
+# The default tolerances. They are wide, because a version with other weights answers in other words.
 TEXT_TOLERANCES: Mapping[str, float] = {
     "errors": 0.01,
     "latency": 0.2,

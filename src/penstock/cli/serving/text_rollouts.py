@@ -111,7 +111,7 @@ class TextComparison:
         self._rollout.look()
 
     async def _answer(self, arm: int, path: str, fields: Mapping[str, Any]) -> TextOutcome | None:
-        """What a version answers; None if the server is too busy for copies."""
+        """The answer of a version; None if the server is too busy for copies."""
         began = time.monotonic()
         status, answer = await self._ask(arm, path, fields)
         seconds = time.monotonic() - began

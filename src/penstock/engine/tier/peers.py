@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 
 class WantedBlocks(msgspec.Struct, frozen=True, array_like=True):
-    """What a reader wants: blocks by key, of engines with this `Identity.fingerprint`. `request_id` is of the request
-    that computes them at the other engine; "": none does."""
+    """The blocks that a reader asks for, by key, of an engine with this `Identity.fingerprint`. `request_id` names the
+    request that computes them at the other engine; "": none does."""
 
     fingerprint: str
     request_id: str

@@ -22,7 +22,7 @@ LEAST_TOKENS = 32  # of prompts in a step whose speed is measured
 
 
 class PageSource(Protocol):
-    """Where blocks are read from. It is read for one request at a time."""
+    """A place that blocks are read from, for one request at a time."""
 
     jobs: Jobs  # runs `read`
     at_once: int  # blocks handed to `jobs`

@@ -18,7 +18,7 @@ MAX_KEY_BYTES = 4096
 MOST_MODELS = 1000
 MOST_HELD = 4096  # tokens of a small answer
 URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
-# What only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
+# Abilities that only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
 OPTIONAL = ("prefix", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
 
 

@@ -86,8 +86,8 @@ class _NoTokenizer:
 
 
 class _NoEngine:
-    """What lists, metrics and limits read of an engine, for a model that has none here. It is no EngineClient: it
-    generates nothing, since a provider speaks text and an engine token ids."""
+    """Stands for the engine of a model that a provider has: lists, metrics and limits read it. It is no EngineClient,
+    because a provider speaks text and an engine token ids."""
 
     def __init__(self, name: str, entry: ModelEntry, provider: ProviderClient) -> None:
         self._provider = provider

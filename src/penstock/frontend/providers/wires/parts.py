@@ -1,4 +1,4 @@
-"""What a provider's stream becomes, whatever its API, and the errors of providers."""
+"""The parts of a provider's stream, which are the same for all APIs, and the errors of providers."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ from penstock.text.calls import Part
 
 EndReason = Literal["stop", "length", "content_filter"]
 PartKind = Literal["content", "reasoning", "call", "arguments"]
-# What reading an event raises that is not of the provider's API. orjson's errors are ValueErrors.
+# Errors of reading an event that does not have the form of the provider's API. orjson's errors are ValueErrors.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 _SHOWN = 300  # characters of a provider's message
 
