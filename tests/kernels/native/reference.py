@@ -172,12 +172,16 @@ def product_by_spans(x: Floats, weight: PackedWeight) -> Floats:
     of_x = codes.reshape(len(x), -1, span).transpose(1, 0, 2)
     of_weight = grouped.codes.reshape(len(grouped.codes), -1, span).transpose(1, 2, 0)
     total = np.zeros((len(x), len(grouped.codes)), np.float32)
+    offset = np.zeros((len(x), 1), np.float32)  # what a minimum of 1 adds, over the group's spans so far
     for i, (ours, theirs) in enumerate(zip(of_x, of_weight, strict=True)):
         sums = (ours.astype(np.float64) @ theirs.astype(np.float64)).astype(np.float32)
         group, scale = i * span // grouped.group, x_scales[:, i * span // GROUP_OF_X, None]
         total = fma(sums, grouped.scales[:, group] * scale, total)
         if grouped.mins is not None:
-            total = fma(grouped.mins[:, group], scale * ours.sum(-1, keepdims=True).astype(np.float32), total)
+            offset = offset + scale * ours.sum(-1, keepdims=True).astype(np.float32)
+            if (i + 1) * span % grouped.group == 0:
+                total = fma(grouped.mins[:, group], offset, total)
+                offset = np.zeros_like(offset)
     return total
 
 

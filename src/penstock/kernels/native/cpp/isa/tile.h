@@ -317,8 +317,8 @@ template <class Dot, int kSteps, int M, int N>
   }
 }
 
-// Sums one span after the other, as integers. Each sum is scaled, and the minimum of the weights' group is added. Not
-// inlined, since GCC would then keep some sums in memory.
+// Sums one span after the other, as integers, and scales each sum. The minimum of the weights' group is added once for
+// the group. Not inlined, since GCC would then keep some sums in memory.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                                   const Kept& kept) {
@@ -355,19 +355,23 @@ template <class Dot, int M, int N>
         totals[m][n] = fma(to_float(Dot::end(sums[m][n], starts[m])), mul(scale, splat(factors[m])), totals[m][n]);
       }
     }
-    if (has_mins) {
+    if (--left > 0) continue;
+    left = per_group;
+    scales.next();
+    if (!has_mins) continue;
+    float offsets[M];  // what a minimum of 1 would add
 #pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) {
-        const F16 min = mins(n);
+    for (int m = 0; m < M; ++m) {
+      offsets[m] = 0;
+      for (int64_t back = per_group; --back >= 0;) offsets[m] += factors[(2 - back * 3) * M + m];
+    }
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(factors[2 * M + m]), totals[m][n]);
-      }
+    for (int n = 0; n < N; ++n) {
+      const F16 min = mins(n);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(offsets[m]), totals[m][n]);
     }
-    if (--left == 0) {
-      left = per_group;
-      scales.next();
-      if (has_mins) mins.next();
-    }
+    mins.next();
   }
   end_sums(kept, row, block, totals);
 }
