@@ -22,6 +22,8 @@ class Client(NamedTuple):
     script: str  # one of programs/, or a module of tests here
     what: str  # that runs, in a few words
     also: tuple[str, ...] = ()  # further packages of its environment
+    refused: str = ""  # what a gateway refuses, because providers lack it; "": nothing
+    generates: bool = True  # False: it runs behind no gateway, as it uses nothing that providers have
 
     @property
     def name(self) -> str:

@@ -69,11 +69,18 @@ def client_of(recipe: Block) -> Client:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("through", ["server", "gateway"])
 @pytest.mark.parametrize(
     "client", [param(client, id=client.name) for client in CLIENTS if client.tests == "test_matrix.py"]
 )
-def test_a_client_works_unmodified(client: Client, server: Server, embedder: Server, expected: Path) -> None:
-    arguments = [server.url, "smollm2", embedder.url, "all-minilm-l6-v2", str(expected)]
+def test_a_client_works_unmodified(
+    client: Client, through: str, request: pytest.FixtureRequest, embedder: Server, expected: Path
+) -> None:
+    """Also through a gateway, which has the server as its provider."""
+    if through == "gateway" and not client.generates:
+        pytest.skip(f"{client.package} generates no text, and providers do nothing else")
+    server: Server = request.getfixturevalue(through)
+    arguments = [server.url, "smollm2", embedder.url, "all-minilm-l6-v2", str(expected), through]
     finish(client, PROGRAMS / client.script, *arguments)
 
 

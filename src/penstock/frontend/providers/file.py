@@ -19,7 +19,8 @@ MOST_MODELS = 1000
 MOST_HELD = 4096  # tokens of a small answer
 URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 # Abilities that only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
-OPTIONAL = ("prefix", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
+# `completions`: they continue a text, without a chat template.
+OPTIONAL = ("prefix", "completions", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
 
 
 class ModelEntry(FilePart, frozen=True):
@@ -171,6 +172,8 @@ def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:
         yield "url", f"it is {entry.url!r}: plain HTTP or a private address; give an https URL, or set private: true"
     if entry.key_env and entry.key_file:
         yield "key_env", "key_file is set, too; leave one out"
+    if entry.kind != "openai" and "completions" in entry.accepts:
+        yield "accepts", "'completions' is of OpenAI's API; leave it out, or set kind: openai"
     if unknown := set(entry.accepts) - set(OPTIONAL):
         yield "accepts", f"there is no {min(unknown)!r}; give names of {', '.join(OPTIONAL)}"
     for field in ("timeout", "first_token_timeout", "idle_timeout"):

@@ -84,14 +84,16 @@ class ProviderClient:
             message = f"{self.open_requests} requests are at {shown}; the limit is {entry.concurrent} (concurrent)"
             raise QueueFull(f"{message}: send it again later", 1)
 
-    async def ask(self, question: Question, answer: ProviderAnswer) -> AsyncGenerator[list[AnswerPiece | Ending], None]:
+    async def ask(
+        self, question: Question, body: bytes, answer: ProviderAnswer
+    ) -> AsyncGenerator[list[AnswerPiece | Ending], None]:
         """Yields what the stream of an answer says, as it arrives, until the provider has said that it is complete.
+        `body` is the question in the provider's API.
 
         A request that fails before its first piece is sent again, within the limits of the provider's entry. Raises
         QueueFull, ProviderFailed, and APIError 400 for a request that the provider refuses.
         """
         self.check()
-        body = orjson.dumps(self.wire.body(question))
         stop = min(self._clock() + self.entry.retry_seconds, question.deadline, question.first_deadline)
         self.open_requests += 1
         try:
@@ -174,7 +176,7 @@ class ProviderClient:
         due = min(now() + entry.first_token_timeout, question.first_deadline)
         # A timeout must not go on while the consumer has the pieces, so each step has one of its own.
         async with asyncio.timeout(min(end, due) - now()):
-            url = f"{entry.base_url}{self.wire.path}"
+            url = f"{entry.base_url}{self.wire.path(question)}"
             response = await self._http().post(url, data=body, headers=self._headers, allow_redirects=False)
         async with response:
             if response.status != 200:

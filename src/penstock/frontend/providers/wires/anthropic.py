@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import invalid, unavailable
 from penstock.frontend.providers.wires.parts import (
     AnswerPiece,
     Counts,
@@ -17,7 +17,6 @@ from penstock.frontend.providers.wires.parts import (
     Question,
     piece,
     stream_error,
-    unavailable,
 )
 from penstock.frontend.requests.tools import parse_arguments
 
@@ -33,7 +32,8 @@ _CHOICES = {"auto": "auto", "required": "any", "named": "tool"}
 
 
 class AnthropicWire:
-    path = "/messages"
+    def path(self, question: Question) -> str:
+        return "/messages"
 
     def headers(self, key: str) -> Mapping[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": key} if key else {})

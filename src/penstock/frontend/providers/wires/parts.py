@@ -3,7 +3,7 @@
 import math
 from typing import Any, Literal, NamedTuple
 
-from penstock.frontend.errors import APIError, ProviderFailed, invalid
+from penstock.frontend.errors import ProviderFailed, unavailable
 from penstock.frontend.providers.file import ModelEntry, ProviderEntry
 from penstock.frontend.requests.chat import ChatRequest
 from penstock.messages import NEUTRAL
@@ -52,6 +52,11 @@ class Question(NamedTuple):
     deadline: float = math.inf
 
     @property
+    def plain(self) -> bool:
+        """True for a text that the provider continues, without a chat template."""
+        return self.chat.prompt.plain and "completions" in self.provider.accepts
+
+    @property
     def max_tokens(self) -> int | None:
         """The most tokens of the answer, or of the rest of one that has begun."""
         wanted = self.chat.max_tokens
@@ -84,12 +89,6 @@ def piece(choice: int, kind: PartKind, text: str, call: int = -1, call_id: str =
     if not isinstance(choice, int) or not isinstance(text, str) or not isinstance(call_id, str):
         raise TypeError(f"choice {choice!r} has {kind} of another type than text")
     return AnswerPiece(choice, Part(kind, text, call, call_id))
-
-
-def unavailable(param: str) -> APIError:
-    """Returns APIError 400 for a parameter that a provider lacks."""
-    message = f"{param} is not available: the model is at a provider that does not have it; leave it out"
-    return invalid(message, param, "unsupported_parameter")
 
 
 def shortened(text: str) -> str:
