@@ -231,10 +231,11 @@ class ProviderGeneration:
         reason: FinishReason = "length" if choice.ending.reason == "length" else "stop"
         if choice.ending.reason == "content_filter":
             self._part.reply.filtered(number)
-        self._metrics.choice_finished(self._operation, reason, choice.tokens, choice.last - choice.first)
+        tokens = self.usage.completion_tokens if len(self._choices) == 1 else choice.tokens
+        self._metrics.choice_finished(self._operation, reason, tokens, choice.last - choice.first)
         if self._trace is not None:
             self._trace.reasons.append(reason)
-        return ChoiceUpdate(number, "", choice.tokens, b"", (), reason, b"", (), choice.ending.stopped)
+        return ChoiceUpdate(number, "", tokens, b"", (), reason, b"", (), choice.ending.stopped)
 
     def _count(self, answer: ProviderAnswer) -> None:
         """Takes the provider's counts of tokens, and estimates those that it has not sent."""
