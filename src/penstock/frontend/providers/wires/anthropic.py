@@ -15,6 +15,7 @@ from penstock.frontend.providers.wires.parts import (
     Ending,
     EndReason,
     Question,
+    counted,
     piece,
     stream_error,
 )
@@ -181,5 +182,5 @@ class AnthropicReader:
     def _count(self, usage: dict[str, Any]) -> None:
         """Counts are cumulative, and those of the prompt leave out what was read from the cache or written to it."""
         self._usage |= {name: count for name, count in usage.items() if count is not None}
-        new, written, cached, output = (int(self._usage.get(name, 0)) for name in _COUNTS)
+        new, written, cached, output = (counted(self._usage.get(name)) for name in _COUNTS)
         self.counts = Counts(new + written + cached, cached, output)

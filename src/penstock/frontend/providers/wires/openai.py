@@ -16,6 +16,7 @@ from penstock.frontend.providers.wires.parts import (
     Ending,
     EndReason,
     Question,
+    counted,
     piece,
     stream_error,
 )
@@ -133,11 +134,12 @@ class OpenAIReader:
             raise stream_error(error if isinstance(error, str) else error.get("message") or error.get("type"))
         if usage := event.get("usage"):
             prompt, output = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+            reasoning = (output or {}).get("reasoning_tokens")
             self.counts = Counts(
-                int(usage["prompt_tokens"]),
-                int((prompt or {}).get("cached_tokens") or 0),
-                int(usage.get("completion_tokens", 0)),
-                (output or {}).get("reasoning_tokens"),
+                counted(usage["prompt_tokens"]),
+                counted((prompt or {}).get("cached_tokens")),
+                counted(usage.get("completion_tokens")),
+                None if reasoning is None else counted(reasoning),
             )
         found: list[AnswerPiece | Ending] = []
         for choice in event.get("choices") or ():

@@ -13,7 +13,7 @@ EndReason = Literal["stop", "length", "content_filter"]
 PartKind = Literal["content", "reasoning", "call", "arguments"]
 # Errors of reading an event that does not have the form of the provider's API. orjson's errors are ValueErrors.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
-_SHOWN = 300  # characters of a provider's message
+MOST_TOKENS = 100_000_000  # of a prompt or an answer
 
 
 class AnswerPiece(NamedTuple):
@@ -81,7 +81,7 @@ def stream_broken(why: str) -> ProviderFailed:
 
 def stream_error(message: str) -> ProviderFailed:
     """Returns the error for an error event of a provider."""
-    return ProviderFailed(502, f"the provider ended its stream with an error: {shortened(message)}", "provider_failed")
+    return ProviderFailed(502, f"the provider ended its stream with an error: {one_line(message)}", "provider_failed")
 
 
 def piece(choice: int, kind: PartKind, text: str, call: int = -1, call_id: str = "") -> AnswerPiece:
@@ -91,9 +91,13 @@ def piece(choice: int, kind: PartKind, text: str, call: int = -1, call_id: str =
     return AnswerPiece(choice, Part(kind, text, call, call_id))
 
 
-def shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def counted(value: Any) -> int:
+    """Returns a count of tokens as the provider has sent it, or the nearest one that can be. Raises UNREADABLE."""
+    return min(max(int(value or 0), 0), MOST_TOKENS)
 
 
 def estimate(text: str) -> int:
