@@ -187,7 +187,7 @@ def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:
             yield field, f"it is {getattr(entry, field):g}; give a number from {least} to {most}"
     for name, model in entry.models.items():
         if not name or not all(0 <= price <= MOST_PRICE for price in (model.input, model.output, model.cached or 0.0)):
-            yield f"models.{name}", f"a price is not from 0 to {MOST_PRICE:g}, or the name is empty; change it"
+            yield f"models.{name}", f"a price is below 0 or above {MOST_PRICE:g}, or the name is empty; change it"
         if not 1 <= model.max_output <= model.context <= 100_000_000:
             yield f"models.{name}", f"max_output is {model.max_output} and context {model.context}; give the tokens"
 
