@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import orjson
+from msgspec.structs import replace
 
 from penstock.frontend.call import Call, ModelContext
 from penstock.frontend.errors import APIError, invalid, unavailable
@@ -41,9 +42,9 @@ class ProviderModel:
         for name, given in lacks.items():
             if given:
                 raise unavailable(name)
+        if chat.shorten and (chat.max_tokens or 0) > self.entry.context:
+            chat = replace(chat, max_tokens=self.entry.context)
         wanted = self.entry.max_output if chat.max_tokens is None else chat.max_tokens
-        if chat.shorten:
-            wanted = min(wanted, self.entry.context)
         if wanted < 1 or wanted > self.entry.context:
             limit = f"from 1 to {self.entry.context}, the context of the model"
             raise invalid(f"{chat.max_tokens_param} is {wanted}; it must be {limit}: change it", chat.max_tokens_param)
