@@ -219,7 +219,9 @@ class ProviderClient:
             message = f"{shown} sent {kind} in the place of an event stream: {said or 'check its url and its kind'}"
             return ProviderFailed(502, message, "provider_stream_broken")
         if status in _REFUSED:
-            return invalid(f"{shown} refused the request: {said or f'HTTP {status}; is its url right?'}", code="provider_refused")
+            return invalid(
+                f"{shown} refused the request: {said or f'HTTP {status}; is its url right?'}", code="provider_refused"
+            )
         if status in _KEY_REFUSED:
             _log.error("%s refuses the key or the account (HTTP %d): %s", shown, status, self._shown(said))
             return ProviderFailed(502, f"{shown} refuses this server's key; tell its operator", "provider_key_refused")
