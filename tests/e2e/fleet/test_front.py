@@ -116,6 +116,11 @@ def test_a_front_also_has_models_of_providers(
             assert gauge(front.get("/metrics").text, "penstock_provider_requests_total") == 1
 
 
+def test_a_repository_does_not_go_with_engines_elsewhere(tmp_path: Path) -> None:
+    ended = penstock("serve", "--repository", str(tmp_path), "--engines", "127.0.0.1:1", "--port", str(free_port()))
+    assert ended.returncode and "does not go with --engines" in ended.stderr, ended
+
+
 def test_a_stream_goes_on_when_its_engine_is_killed(hosts: list[EngineHostProcess], tmp_path: Path) -> None:
     with fronting(tmp_path / "front", ",".join(host.address for host in hosts)) as front:
         expected = front.post("/v1/completions", {**BODY, "max_tokens": 400}).json()["choices"][0]["text"]
