@@ -3,7 +3,6 @@
 import asyncio
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.http.asgi import Answer
@@ -12,7 +11,6 @@ from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import GenerateFields
 from penstock.frontend.ollama.options import answer_nothing, enter_model, read_request, read_think
 from penstock.frontend.requests.chat import ChatMessages, plain_text, prepare_chat
-from penstock.frontend.requests.infill import infill_ends
 from penstock.frontend.requests.prompts import check_ids
 from penstock.frontend.requests.reply import ToolUse
 
@@ -27,28 +25,21 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
         return await answer_nothing(fields, {"response": ""}, context)
     context = await enter_model(context, fields.model, fields.keep_alive)
     refuse_unsupported(fields)
-    streams = fields.stream is not False
-    prompt = fields.prompt or ""
-    if fields.raw or fields.suffix:
-        chat = read_request(fields, plain_text(prompt, "prompt", fields.suffix or ""), ToolUse(), context.limits)
-        if fields.suffix:
-            ends = chat.options.stop_token_ids + infill_ends(context.model)
-            chat = replace(chat, options=replace(chat.options, stop_token_ids=ends))
-        part, _ = await prepare_chat(context, chat, len(body))
-        codec = OllamaCodec(context, fields.model, part, None, chat=False)
-        return Call(context, (part,), codec, streams, "text_completion")
-    system = [{"role": "system", "content": fields.system}] if fields.system else []
-    if fields.context:
-        await asyncio.sleep(0)  # to decode and to check many token ids take 3 ms each
-    earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
-    messages = ChatMessages(
-        messages=[*system, {"role": "user", "content": prompt}],
-        variables=read_think(fields),
-        earlier_ids=earlier,
-        param="prompt",
-    )
+    prompt, plain = fields.prompt or "", bool(fields.raw or fields.suffix)
+    if plain:
+        messages = plain_text(prompt, "prompt", fields.suffix or "")
+    else:
+        system = [{"role": "system", "content": fields.system}] if fields.system else []
+        if fields.context:
+            await asyncio.sleep(0)  # to decode and to check many token ids take 3 ms each
+        messages = ChatMessages(
+            messages=[*system, {"role": "user", "content": prompt}],
+            variables=read_think(fields),
+            earlier_ids=check_ids(context.model, fields.context, "context") if fields.context else (),
+            param="prompt",
+        )
     chat = read_request(fields, messages, ToolUse(), context.limits)
     part, reader = await prepare_chat(context, chat, len(body))
     thinking = fields.think is not False
-    codec = OllamaCodec(context, fields.model, part, reader, chat=False, thinking=thinking, returns_context=True)
-    return Call(context, (part,), codec, streams, "text_completion")
+    codec = OllamaCodec(context, fields.model, part, reader, chat=False, thinking=thinking, returns_context=not plain)
+    return Call(context, (part,), codec, fields.stream is not False, "text_completion")

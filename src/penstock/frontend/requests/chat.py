@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
 from penstock.frontend.requests.grammar import GrammarSource, check_grammar
-from penstock.frontend.requests.infill import encode_infill
+from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import encode_chat, encode_text, tokens_left
 from penstock.frontend.requests.reply import ReplyReader, TextReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
@@ -74,6 +75,8 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
         most_tokens(options.n, chat.logprobs, limits),
         chat.max_tokens_param,
     )
+    if chat.prompt.suffix:
+        options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(model))
     reader, shown = None, frozenset[int]()
     if not chat.prompt.plain and (use.schemas or model.chat_format.reasoning is not None):
         reader = TextReplyReader(model, use, prompt.end, options.n, limits)
