@@ -1,6 +1,7 @@
 """Measures routes between a small and a large model: cost against quality, and the router's own time.
 
     python benchmarks/small_and_large.py --json benchmarks/results/amx/small_and_large.json
+    python benchmarks/small_and_large.py --router-only --json benchmarks/results/amx/router.json
 
 python-8m is the small model and SmolLM2 the large one, both in one server. The prompts are of this project and have
 known answers: the next word of lines of our code, and of sentences about capitals, opposites, and what follows in a
@@ -9,6 +10,8 @@ prompt and answer, in GFLOP, so it does not depend on how busy the machine is.
 
 Both models answer all prompts. `penstock route fit` gets every other label, and `evaluate` gets the rest. Then a server
 with both kinds of routes answers these, and its answers must be right as often as the table says.
+
+`--router-only` measures decisions alone, with a classifier that has learned to tell code from sentences: no model runs.
 """
 
 import contextlib
@@ -155,6 +158,18 @@ def router_times(classifier: Path, labels: Sequence[Label]) -> dict[str, float]:
     return found
 
 
+def router_only(code: Sequence[tuple[str, str]], texts: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """What `router_times` gives, with labels that need no answers."""
+    rows = [({"prompt": prompt}, small) for small, pairs in ((1, code), (0, texts)) for prompt, _ in pairs]
+    with tempfile.TemporaryDirectory() as folder:
+        labels, made = Path(folder) / "labels.jsonl", Path(folder) / "route.json"
+        lines = (json.dumps({"request": request, "small": small, "large": 1}) for request, small in rows)
+        labels.write_text("\n".join(lines))
+        command = [sys.executable, "-m", "penstock", "route", "fit", str(labels), "--out", str(made)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return router_times(made, read_labels(str(labels)))
+
+
 def nearest(found: Sequence[RouteOutcome], kind: str) -> RouteOutcome:
     """The outcome of a kind with about half of the requests at the large model."""
     return min((each for each in found if each.way.startswith(kind)), key=lambda each: abs(each.large - 0.5))
@@ -163,9 +178,14 @@ def nearest(found: Sequence[RouteOutcome], kind: str) -> RouteOutcome:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--labels", type=Path, metavar="FOLDER", help="keep the labels and the classifier here")
+    options.add_argument("--router-only", action="store_true", help="measure only the router's own time")
     given = options.parse_args()
     drawn = random.Random(1)
-    pairs = [*lines_of_code(CODE, drawn), *sentences()]
+    code, texts = list(lines_of_code(CODE, drawn)), list(sentences())
+    if given.router_only:
+        write({"benchmark": "router", **router_only(code, texts)}, given.json)
+        return
+    pairs = [*code, *texts]
     drawn.shuffle(pairs)
     with tempfile.TemporaryDirectory() as made:
         folder = given.labels or Path(made)

@@ -22,6 +22,8 @@ class Client(NamedTuple):
     script: str  # one of programs/, or a module of tests here
     what: str  # that runs, in a few words
     also: tuple[str, ...] = ()  # further packages of its environment
+    refused: str = ""  # what a gateway refuses, because providers lack it; "": nothing
+    generates: bool = True  # False: it does not run behind a gateway, and `refused` is why
 
     @property
     def name(self) -> str:
@@ -79,6 +81,7 @@ _AI_SDK = "Node: `generateText`, `streamText`, tools, steps, `Output.object`, `e
 _LLAMA_INDEX = "openai-like: chats, streams, embeddings, questions about documents"
 _LM_EVAL = "`local-completions`: log-likelihoods to 1e-4 of those of transformers, greedy flags"
 _SENTENCES = "its own embeddings of the same models, to 1e-4: the real one and tiny BERT, XLM-R and ModernBERT"
+_NO_VECTORS = "providers' models only answer"
 
 _OTHERS_0 = ("langchain-anthropic==0.3.22", "langchain-ollama==0.3.10")
 _OTHERS_1 = ("langchain-anthropic==1.7.10", "langchain-ollama==1.1.0")
@@ -89,26 +92,58 @@ _LLAMA_INDEX_NEEDS = ("llama-index-llms-openai-like==0.8.1", "llama-index-embedd
 _LM_EVAL_NEEDS = ("lm_eval[api]", "transformers", "torch==2.13.0")  # a newer torch would bring CUDA
 
 CLIENTS = (
-    *(Client("openai", version, "with_openai.py", _OPENAI) for version in ("3.57.0", "2.54.0", "1.109.1")),
+    *(
+        Client("openai", version, "with_openai.py", _OPENAI, refused="`logprobs`")
+        for version in ("3.57.0", "2.54.0", "1.109.1")
+    ),
     *(Client("openai", version, "openai_node.mjs", _NODE, ("zod",)) for version in ("7.57.0", "6.49.0")),
     Client("ai", "7.0.173", "ai_sdk.mjs", _AI_SDK, _PROVIDERS_7),
     Client("ai", "6.0.326", "ai_sdk.mjs", _AI_SDK, _PROVIDERS_6),
-    *(Client("anthropic", version, "with_anthropic.py", _ANTHROPIC) for version in ("2.14.0", "1.17.0", "0.125.0")),
+    *(
+        Client("anthropic", version, "with_anthropic.py", _ANTHROPIC, refused="`count_tokens`")
+        for version in ("2.14.0", "1.17.0", "0.125.0")
+    ),
     *(Client("ollama", version, "with_ollama.py", _OLLAMA) for version in ("0.6.3", "0.3.3")),
     *(
-        Client("huggingface_hub", version, "with_huggingface.py", _HUGGING_FACE, also)
+        Client(
+            "huggingface_hub",
+            version,
+            "with_huggingface.py",
+            _HUGGING_FACE,
+            also,
+            "ids and log-probabilities of tokens",
+        )
         for version, also in (("2.4.0", ()), ("1.33.0", ()), ("0.36.2", ("aiohttp",)))
     ),
-    Client("langchain-openai", "1.7.4", "with_langchain.py", _LANGCHAIN, _OTHERS_1),
-    Client("langchain-openai", "0.3.35", "with_langchain.py", _LANGCHAIN, _OTHERS_0),
+    Client("langchain-openai", "1.7.4", "with_langchain.py", _LANGCHAIN, _OTHERS_1, "counts of tokens"),
+    Client("langchain-openai", "0.3.35", "with_langchain.py", _LANGCHAIN, _OTHERS_0, "counts of tokens"),
     *(Client("litellm", version, "with_litellm.py", _LITELLM) for version in ("1.110.2", "1.80.17")),
     *(Client("instructor", version, "with_instructor.py", _INSTRUCTOR) for version in ("1.17.0", "0.6.8")),
     *(Client("tritonclient", version, "triton_http.py", _TRITON, _GRPC) for version in ("2.73.0", "2.50.0")),
     *(Client("tritonclient", version, "test_grpc.py", _TRITON_GRPC, _GRPC) for version in ("2.73.0", "2.50.0")),
-    *(Client("cohere", version, "with_cohere.py", _COHERE) for version in ("7.3.1", "6.1.0", "5.21.1")),
+    *(
+        Client("cohere", version, "with_cohere.py", _COHERE, refused=_NO_VECTORS, generates=False)
+        for version in ("7.3.1", "6.1.0", "5.21.1")
+    ),
     Client("llama-index-core", "0.14.25", "with_llama_index.py", _LLAMA_INDEX, _LLAMA_INDEX_NEEDS),
-    Client("lm_eval", "0.4.13", "test_lm_eval.py", _LM_EVAL, _LM_EVAL_NEEDS),
-    Client("sentence-transformers", "6.2.0", "test_sentence_transformers.py", _SENTENCES, ("torch==2.13.0",)),
+    Client(
+        "lm_eval",
+        "0.4.13",
+        "test_lm_eval.py",
+        _LM_EVAL,
+        _LM_EVAL_NEEDS,
+        refused="it needs log-probabilities of prompts",
+        generates=False,
+    ),
+    Client(
+        "sentence-transformers",
+        "6.2.0",
+        "test_sentence_transformers.py",
+        _SENTENCES,
+        ("torch==2.13.0",),
+        refused=_NO_VECTORS,
+        generates=False,
+    ),
 )
 # Not a client: test_schemathesis.py has it send what the OpenAPI document allows, and what it does not.
 SCHEMATHESIS = Client("schemathesis", "4.32.5", "test_schemathesis.py", "requests made from the OpenAPI document")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.conftest import behind
 from tests.clients.matrix import CLIENTS, PROGRAMS, Client
 from tests.e2e.server import Server, gauge, serving
 from tests.patience import wait_for
@@ -36,8 +37,15 @@ def port() -> int:
 
 @pytest.fixture
 def served(port: int, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    more = getattr(request, "param", ())
-    with serving(tmp_path / "log", *FLAGS, "--grpc-port", str(port), *more, model=str(smollm2())) as server:
+    more, own = getattr(request, "param", ()), ("--grpc-port", str(port))
+    if more != "gateway":
+        with serving(tmp_path / "log", *FLAGS, *own, *more, model=str(smollm2())) as server:
+            yield server
+        return
+    with (
+        serving(tmp_path / "engine", *FLAGS, model=str(smollm2())) as engine,
+        serving(tmp_path / "log", *behind(engine, tmp_path), *own, model=None) as server,
+    ):
         yield server
 
 
@@ -51,6 +59,7 @@ def ends(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output[-6000:]
 
 
+@pytest.mark.parametrize("served", [(), "gateway"], ids=["server", "gateway"], indirect=True)
 def test_tritonclient(triton: Client, served: Server, port: int) -> None:
     ends(client(triton, port, "all"))
     running = "penstock_num_requests_running"

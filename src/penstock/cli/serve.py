@@ -51,19 +51,19 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.prepare.promises import promise
 
         given, default = read_given(model, flags), ServerConfig()
-        if (given.settings.repository or given.settings.providers) and given.settings.model is None:
+        elsewhere = bool(given.settings.engines)
+        if (given.settings.repository or given.settings.providers) and given.settings.model is None and not elsewhere:
             child.take_over().close()  # the engines of its language models start with their own settings
             _serve_without_model(given, flags, began)
             return
-        alone = not given.settings.engines and given.settings.replicas in (None, "1")
+        alone = not elsewhere and given.settings.replicas in (None, "1")
         if not alone:  # it was started before the settings were read
             child.process.kill()
             child.process.wait()
         port = default.port if given.settings.port is None else given.settings.port
-        host = given.settings.host or default.host
-        sock = bind(host, port)
+        sock = bind(host := given.settings.host or default.host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
-        if given.settings.engines:
+        if elsewhere:
             from penstock.cli.serving.front import serve_front
 
             serve_front(given, sock, _freed(grpc_sock))

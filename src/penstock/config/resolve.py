@@ -102,9 +102,9 @@ def resolve_front(given: Given, model: str) -> ServerConfig:
                 f"--{name.replace('_', '-')} ({given.sources[name]}) is a setting of engines, and this server's are "
                 "elsewhere (--engines): give it to penstock engine"
             )
-    for name in ("repository", "providers"):
-        if values[name]:
-            raise ConfigError(f"--{name} ({sources[name]}) does not go with --engines: start a server for each of them")
+    if values["repository"]:
+        source = sources["repository"]
+        raise ConfigError(f"--repository ({source}) does not go with --engines: start a server for each of them")
     values.setdefault("served_model_name", model)
     sources.setdefault("served_model_name", "default")
     _check_server(values, sources)

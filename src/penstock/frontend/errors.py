@@ -92,6 +92,12 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return APIError(400, message, param=param, code=code)
 
 
+def unavailable(param: str) -> APIError:
+    """Returns APIError 400 for a parameter that a provider lacks."""
+    message = f"{param} is not available: the model is at a provider that does not have it; leave it out"
+    return invalid(message, param, "unsupported_parameter")
+
+
 def digits(value: int) -> str:
     """An integer for an error message. A huge one is described, as writing it out would take long."""
     return str(value) if abs(value) < 2**64 else f"an integer of {value.bit_length()} bits"

@@ -1,5 +1,5 @@
-"""The arguments of a program: the URL and the name of a chat model, those of an embedding model, and a file with texts
-and the embeddings that transformers gives for them."""
+"""The arguments of a program: the URL and the name of a chat model, those of an embedding model, a file with texts
+and the embeddings that transformers gives for them, and "gateway" if the chat model is at a provider of the server."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 
 SERVER, MODEL, EMBEDDER_SERVER, EMBEDDER, _FILE = sys.argv[1:6]
 _EXPECTED: dict[str, Any] = json.loads(Path(_FILE).read_text())
+GATEWAY = "gateway" in sys.argv[6:]
 TEXTS: list[str] = _EXPECTED["texts"]
 EMBEDDINGS: list[list[float]] = _EXPECTED["embeddings"]
 

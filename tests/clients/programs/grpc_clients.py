@@ -76,6 +76,9 @@ OFFICIAL = {
     "InferRequest": "ModelInferRequest",
     "InferAnswer": "ModelInferResponse",
     "StreamAnswer": "ModelStreamInferResponse",
+    "Region": "SystemSharedMemoryRegisterRequest",
+    "Regions": "SystemSharedMemoryStatusResponse",
+    "CudaRegion": "CudaSharedMemoryRegisterRequest",
 }
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import anthropic
-from arguments import MODEL, SERVER
+from arguments import GATEWAY, MODEL, SERVER
 
 USER: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {
@@ -27,7 +27,12 @@ def sync(client: anthropic.Anthropic) -> None:
     assert text == whole.content[0].text != "" and whole.stop_reason == "max_tokens"
     events = [event.type for event in client.messages.create(**fields, stream=True)]
     assert events[0] == "message_start" and events[-1] == "message_stop"
-    assert client.messages.count_tokens(model=MODEL, messages=USER).input_tokens > 5
+    counted = 0
+    try:
+        counted = client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
+    except anthropic.BadRequestError as error:
+        counted = -1 if "its tokenizer is not here" in str(error) else 0
+    assert counted == -1 if GATEWAY else counted > 5, counted
     assert [model.id for model in client.models.list()] == [MODEL]
     raised = False
     try:

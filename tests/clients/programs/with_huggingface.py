@@ -6,7 +6,7 @@ Run by test_matrix.py in an environment of its own; its arguments are in argumen
 import asyncio
 from typing import Any
 
-from arguments import MODEL, SERVER
+from arguments import GATEWAY, MODEL, SERVER
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
 
@@ -17,16 +17,26 @@ def sync(client: InferenceClient) -> None:
     text = client.text_generation(PROMPT, max_new_tokens=12)
     assert "Paris" in text
     assert "".join(client.text_generation(PROMPT, max_new_tokens=12, stream=True)) == text
-    whole = client.text_generation(PROMPT, max_new_tokens=12, details=True, decoder_input_details=True, top_n_tokens=2)
-    assert whole.details.generated_tokens == len(whole.details.tokens) == 12 and whole.details.prefill
+    details: dict[str, Any] = {"max_new_tokens": 12, "details": True}
+    whole = client.text_generation(PROMPT, **details)
+    assert whole.generated_text == text and whole.details.generated_tokens == 12
+    if not GATEWAY:
+        whole = client.text_generation(PROMPT, **details, decoder_input_details=True, top_n_tokens=2)
+        assert len(whole.details.tokens) == len(whole.details.top_tokens) == 12 and whole.details.prefill
     events = list(client.text_generation(PROMPT, max_new_tokens=12, details=True, stream=True))
     assert events[-1].generated_text == text and events[-1].details.finish_reason == "length"
-    raised = False
-    try:
-        client.text_generation(PROMPT, max_new_tokens=0)
-    except ValidationError as error:
-        raised = "max_new_tokens is 0" in str(error)
-    assert raised
+    assert "".join(event.token.text for event in events) == text and events[-1].details.generated_tokens == 12
+    refused: list[tuple[str, dict[str, Any]]] = [("max_new_tokens is 0", {"max_new_tokens": 0})]
+    if GATEWAY:
+        lacking: dict[str, Any] = {"top_n_tokens": 2, "truncate": 2, "decoder_input_details": True}
+        refused += [(name, {"details": True, name: value}) for name, value in lacking.items()]
+    for says, wrong in refused:
+        raised = ""
+        try:
+            client.text_generation(PROMPT, **wrong)
+        except ValidationError as error:
+            raised = str(error)
+        assert says in raised, (says, raised)
 
 
 def chats(client: InferenceClient) -> None:

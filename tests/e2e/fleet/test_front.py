@@ -100,6 +100,27 @@ def test_a_front_has_the_answers_of_a_server_with_an_engine(
         assert shown.returncode == 0 and all(host.address in shown.stdout for host in hosts), shown
 
 
+def test_a_front_also_has_models_of_providers(
+    hosts: list[EngineHostProcess], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """The provider is another front."""
+    addresses, file = ",".join(host.address for host in hosts), tmp_path / "providers.yaml"
+    with fronting(tmp_path / "behind", addresses) as behind:
+        entry = {"url": f"{behind.url}/v1", "private": True, "accepts": ["completions", "ignore_eos"]}
+        entry["models"] = {"there": {"model": "python-8m"}}
+        file.write_text(json.dumps({"providers": {"behind": entry}, "fallbacks": {"python-8m": ["there"]}}))
+        with fronting(tmp_path / "front", addresses, "--providers", str(file)) as front:
+            for model in ("python-8m", "there"):
+                answer = front.post("/v1/completions", {**BODY, "model": model}).json()
+                assert answer["choices"] == expected["choices"] and answer["model"] == model
+            assert gauge(front.get("/metrics").text, "penstock_provider_requests_total") == 1
+
+
+def test_a_repository_does_not_go_with_engines_elsewhere(tmp_path: Path) -> None:
+    ended = penstock("serve", "--repository", str(tmp_path), "--engines", "127.0.0.1:1", "--port", str(free_port()))
+    assert ended.returncode and "does not go with --engines" in ended.stderr, ended
+
+
 def test_a_stream_goes_on_when_its_engine_is_killed(hosts: list[EngineHostProcess], tmp_path: Path) -> None:
     with fronting(tmp_path / "front", ",".join(host.address for host in hosts)) as front:
         expected = front.post("/v1/completions", {**BODY, "max_tokens": 400}).json()["choices"][0]["text"]

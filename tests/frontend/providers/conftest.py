@@ -33,7 +33,8 @@ class Reply:
         """`cut`: the connection is closed before the answer's end. `silent`: nothing follows the body until the client
         leaves."""
         self.body, self.status, self.cut, self.silent = body, status, cut, silent
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        kind = "text/event-stream" if status == 200 else "application/json"
+        self.headers = {"content-type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
 
 
 class FakeProvider:

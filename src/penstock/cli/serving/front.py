@@ -29,12 +29,13 @@ def serve_front(given: "Given", sock: socket.socket, grpc: tuple[str, int] | Non
     from penstock.config import resolve_front
     from penstock.messages import EngineError
     from penstock.observe.logs import configure_logging
-    from penstock.prepare.checks import check_grpc, check_tls
+    from penstock.prepare.checks import check_grpc, check_providers, check_tls
 
     server = resolve_front(given, "penstock")  # before anything else: errors of settings come first
     addresses = find_addresses(server.engines)
     check_tls(server)
     check_grpc(server)
+    check_providers(server)
     tls = engines_tls(server.fleet_ca)
     listen(sock)
     dropped_lines = configure_logging(server.log_level, server.log_format)

@@ -9,15 +9,9 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
-from penstock.frontend.requests.prompts import encode_text
-from penstock.frontend.requests.sampling import (
-    GenerationOptions,
-    check_options,
-    given_sampling,
-    make_parts,
-    output_limit,
-    stop_strings,
-)
+from penstock.frontend.requests.chat import ChatRequest, plain_text, prepare_chat
+from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.sampling import GenerationOptions, check_options, given_sampling, stop_strings
 from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
@@ -87,14 +81,19 @@ async def read_text(
         stop=stop_strings(parameters.stop), seed=parameters.seed, sampling=given_sampling(parameters)
     )
     check_options(options, context.limits)
-    ids = await encode_text(context.model, text, add_special_tokens=True, param="text_input")
-    limit = output_limit(context, ("text_input", len(ids)), parameters.max_tokens, _DEFAULT_MAX_TOKENS, "max_tokens")
-    parts = make_parts(context, options, [ids], [limit], None, None)
+    chat = ChatRequest(
+        prompt=plain_text(text, "text_input"),
+        options=options,
+        use=ToolUse(),
+        max_tokens=_DEFAULT_MAX_TOKENS if parameters.max_tokens is None else parameters.max_tokens,
+        shorten=parameters.max_tokens is None,
+    )
+    part, _ = await prepare_chat(context, chat, len(text))
     head: dict[str, Any] = {"model_name": name, "model_version": VERSION}
     if answer_id is not None:
         head["id"] = answer_id
     echo = text if parameters.exclude_input_in_output is False else ""
-    return Call(context, parts, codec(head, echo), streams, "text_completion")
+    return Call(context, (part,), codec(head, echo), streams, "text_completion")
 
 
 async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:

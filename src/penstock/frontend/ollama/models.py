@@ -70,7 +70,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     model = (await context.for_model(bare_name(name))).model
     template = model.tokenizer.chat_template
     capabilities = ["completion" if model.pooling is None else "embedding"]
-    if template is not None and model.chat_format.tools is not None:
+    if model.remote is not None or (template is not None and model.chat_format.tools is not None):
         capabilities.append("tools")
     if model.tokenizer.infill is not None:
         capabilities.append("insert")

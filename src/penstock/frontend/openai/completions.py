@@ -22,7 +22,7 @@ from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.requests.answer_size import check_echo_size
-from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
+from penstock.frontend.requests.chat import ChatRequest, plain_text, prepare_chat
 from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import check_ids, encode_text
@@ -61,7 +61,7 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         )
     source = read_grammar(fields)
     if context.model.remote is not None:
-        chat = _as_chat(fields, prompts, options, source)
+        chat = _for_provider(fields, prompts, options, source)
         part, _ = await prepare_chat(context, chat, len(body))
         codec = CompletionCodec(context, fields, (part,), [None])
         return Call(context, (part,), codec, bool(fields.stream), "text_completion")
@@ -84,19 +84,19 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     return Call(context, parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
-def _as_chat(
+def _for_provider(
     fields: CompletionFields,
     prompts: Sequence[str | list[int]],
     options: GenerationOptions,
     grammar: GrammarSource | None,
 ) -> ChatRequest:
-    """The one prompt as a message of a user, for a provider, which takes chats only. Raises APIError 400."""
+    """The request for a provider. Raises APIError 400 for more than one text."""
     prompt, *others = prompts
-    if others or not isinstance(prompt, str) or fields.suffix or fields.echo:
-        message = "the model is at a provider, which takes one text as a prompt, without suffix and echo; send that"
+    if others or not isinstance(prompt, str) or fields.echo:
+        message = "the model is at a provider, which takes one text as a prompt, without echo; send that"
         raise invalid(message, "prompt", "unsupported_parameter")
     return ChatRequest(
-        prompt=ChatMessages(messages=[{"role": "user", "content": prompt}], param="prompt"),
+        prompt=plain_text(prompt, "prompt", fields.suffix or ""),
         options=options,
         use=ToolUse(),
         grammar=grammar,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -16,10 +16,12 @@ from penstock.config.yaml_file import convert_yaml, parse_yaml, read_yaml_text
 MAX_BYTES = 1 << 20  # of the file
 MAX_KEY_BYTES = 4096
 MOST_MODELS = 1000
+MOST_PRICE = 1e9  # of a million tokens
 MOST_HELD = 4096  # tokens of a small answer
 URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 # Abilities that only some servers with OpenAI's API have. `prefix`: they continue a last message of the assistant.
-OPTIONAL = ("prefix", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
+# `completions`: they continue a text, without a chat template.
+OPTIONAL = ("prefix", "completions", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "min_tokens", "ignore_eos")
 
 
 class ModelEntry(FilePart, frozen=True):
@@ -164,13 +166,17 @@ def _route_mistakes(route: RouteEntry, remote: set[str]) -> Iterator[tuple[str, 
 
 
 def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:
-    url = urlsplit(entry.base_url)
-    if url.scheme not in ("https", "http") or not url.hostname or url.query or url.username is not None:
-        yield "url", f"it is {entry.url!r}; give a URL such as https://api.example.com/v1, without a key or a query"
-    elif not entry.private and (url.scheme == "http" or is_private(url.hostname)):
+    if (url := _split(entry.base_url)) is None:
+        yield (
+            "url",
+            f"it is {entry.url[:200]!r}; give a URL such as https://api.example.com/v1, without a key or a query",
+        )
+    elif not entry.private and (url.scheme == "http" or is_private(url.hostname or "")):
         yield "url", f"it is {entry.url!r}: plain HTTP or a private address; give an https URL, or set private: true"
     if entry.key_env and entry.key_file:
         yield "key_env", "key_file is set, too; leave one out"
+    if entry.kind != "openai" and "completions" in entry.accepts:
+        yield "accepts", "'completions' is of OpenAI's API; leave it out, or set kind: openai"
     if unknown := set(entry.accepts) - set(OPTIONAL):
         yield "accepts", f"there is no {min(unknown)!r}; give names of {', '.join(OPTIONAL)}"
     for field in ("timeout", "first_token_timeout", "idle_timeout"):
@@ -180,10 +186,20 @@ def _provider_mistakes(entry: ProviderEntry) -> Iterator[tuple[str, str]]:
         if not least <= getattr(entry, field) <= most:
             yield field, f"it is {getattr(entry, field):g}; give a number from {least} to {most}"
     for name, model in entry.models.items():
-        if not name or min(model.input, model.output, model.cached or 0.0) < 0:
-            yield f"models.{name}", "a price is below 0, or the name is empty; give 0 or more, and a name"
+        if not name or not all(0 <= price <= MOST_PRICE for price in (model.input, model.output, model.cached or 0.0)):
+            yield f"models.{name}", f"a price is below 0 or above {MOST_PRICE:g}, or the name is empty; change it"
         if not 1 <= model.max_output <= model.context <= 100_000_000:
             yield f"models.{name}", f"max_output is {model.max_output} and context {model.context}; give the tokens"
+
+
+def _split(text: str) -> SplitResult | None:
+    """The parts of a provider's address; None for another kind of text."""
+    try:
+        url = urlsplit(text)
+        known = url.scheme in ("https", "http") and url.hostname and url.port != 0
+    except ValueError:  # of the port, or of brackets
+        return None
+    return url if known and not (url.query or url.fragment) and url.username is None else None
 
 
 def is_private(host: str) -> bool:

@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import orjson
+
 from penstock.frontend.call import Call
 from penstock.frontend.errors import APIError, ProviderFailed
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.providers.file import ModelEntry
 from penstock.frontend.providers.provider import ProviderAnswer, ProviderClient
 from penstock.frontend.providers.wires.parts import AnswerPiece, Ending, Question, estimate, stream_broken
-from penstock.frontend.requests.chat import ChatRequest
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.tenants.account import EngineUse
 from penstock.messages import FinishReason, RequestRejected
@@ -57,7 +58,8 @@ class ProviderReply:
 class ProviderPart(PromptPart, frozen=True, kw_only=True):
     """A chat for a provider in the place of a prompt for an engine."""
 
-    chat: ChatRequest
+    question: Question
+    body: bytes  # of the request to the provider
     reply: ProviderReply
 
 
@@ -97,8 +99,9 @@ class ProviderGeneration:
         self._choices = [_ProviderChoice() for _ in range(part.request.n)]
         self._spent = [0, 0, 0]  # tokens of streams that broke: of prompts, of these cached, of output
         self._first = 0.0  # when the first output came
-        texts = (message.get("content") or "" for message in part.chat.prompt.messages)
-        self.prompt_estimate = sum(map(estimate, texts)) + estimate(str(part.chat.prompt.tools or ""))
+        prompt = part.question.chat.prompt
+        texts = (message.get("content") or "" for message in prompt.messages)
+        self.prompt_estimate = sum(map(estimate, texts)) + estimate(str(prompt.tools or ""))
         self.usage = Usage(self.prompt_estimate)
         if trace is not None:
             trace.call(call.operation, self._name, [part.request])
@@ -154,12 +157,12 @@ class ProviderGeneration:
     async def _streams(self, answer: ProviderAnswer) -> AsyncGenerator[list[AnswerPiece | Ending], None]:
         """Yields what the provider's stream says. If it breaks, and the provider continues a text that has begun, its
         next stream follows."""
-        begun = ""
-        for tries in range(self._provider.entry.retries + 1):
-            name = self._model.model or self._name
-            question = Question(self._part.chat, name, self._model, self._provider.entry, begun, *self._deadlines())
+        question, body, entry = self._part.question, self._part.body, self._provider.entry
+        for tries in range(entry.retries + 1):
+            first_deadline, deadline = self._deadlines()
+            question = question._replace(first_deadline=first_deadline, deadline=deadline)
             try:
-                async with aclosing(self._provider.ask(question, answer)) as pieces:
+                async with aclosing(self._provider.ask(question, body, answer)) as pieces:
                     async for found in pieces:
                         yield found
                 return
@@ -167,11 +170,13 @@ class ProviderGeneration:
                 if all(choice.ending is not None for choice in self._choices):
                     return  # only the end mark is missing
                 first = self._choices[0]
-                continues = "prefix" in self._provider.entry.accepts and len(self._choices) == 1 and first.plain
-                if not first.text or not continues or tries == self._provider.entry.retries:
+                continues = question.plain or "prefix" in entry.accepts
+                single = len(self._choices) == 1 and first.plain
+                if not first.text or not continues or not single or tries == entry.retries:
                     raise
                 self._spend(answer, first.tokens)
-                begun = first.text
+                question = question._replace(begun=first.text)
+                body = orjson.dumps(self._provider.wire.body(question))
 
     def _deadlines(self) -> tuple[float, float]:
         """When the first piece and the last one are due."""
@@ -226,10 +231,11 @@ class ProviderGeneration:
         reason: FinishReason = "length" if choice.ending.reason == "length" else "stop"
         if choice.ending.reason == "content_filter":
             self._part.reply.filtered(number)
-        self._metrics.choice_finished(self._operation, reason, choice.tokens, choice.last - choice.first)
+        tokens = self.usage.completion_tokens if len(self._choices) == 1 else choice.tokens
+        self._metrics.choice_finished(self._operation, reason, tokens, choice.last - choice.first)
         if self._trace is not None:
             self._trace.reasons.append(reason)
-        return ChoiceUpdate(number, "", choice.tokens, b"", (), reason, b"", (), choice.ending.stopped)
+        return ChoiceUpdate(number, "", tokens, b"", (), reason, b"", (), choice.ending.stopped)
 
     def _count(self, answer: ProviderAnswer) -> None:
         """Takes the provider's counts of tokens, and estimates those that it has not sent."""

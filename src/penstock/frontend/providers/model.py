@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
+import orjson
+from msgspec.structs import replace
+
 from penstock.frontend.call import Call, ModelContext
-from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.errors import APIError, invalid, unavailable
 from penstock.frontend.providers.file import ModelEntry
 from penstock.frontend.providers.generation import ProviderGeneration, ProviderPart, ProviderReply
 from penstock.frontend.providers.provider import ProviderClient
-from penstock.frontend.providers.wires.parts import Question, unavailable
+from penstock.frontend.providers.wires.parts import Question
 from penstock.frontend.requests.chat import ChatRequest, PreparedChat, check_messages
 from penstock.frontend.requests.sampling import make_parts
 from penstock.frontend.served import ServedModel
@@ -34,19 +37,24 @@ class ProviderModel:
             "stop_token_ids": chat.options.stop_token_ids,
             "include_stop_str_in_output": chat.options.include_stop,
             "context": chat.prompt.earlier_ids,
+            "suffix": chat.prompt.suffix and "completions" not in self.provider.entry.accepts,
         }
         for name, given in lacks.items():
             if given:
                 raise unavailable(name)
+        if chat.shorten and (chat.max_tokens or 0) > self.entry.context:
+            chat = replace(chat, max_tokens=self.entry.context)
         wanted = self.entry.max_output if chat.max_tokens is None else chat.max_tokens
         if wanted < 1 or wanted > self.entry.context:
             limit = f"from 1 to {self.entry.context}, the context of the model"
             raise invalid(f"{chat.max_tokens_param} is {wanted}; it must be {limit}: change it", chat.max_tokens_param)
-        self.provider.wire.body(Question(chat, self.entry.model, self.entry, self.provider.entry))  # raises APIError
+        question = Question(chat, self.entry.model or context.model.name, self.entry, self.provider.entry)
+        body = self.provider.wire.body(question)  # raises APIError
         (part,) = make_parts(context, chat.options, [()], [wanted], None, None)
         reply = ProviderReply(chat.use, chat.options.n)
         request = part.request
-        return PreparedChat(ProviderPart(request=request, stop=part.stop, chat=chat, reply=reply), reply)
+        made = ProviderPart(request=request, stop=part.stop, question=question, body=orjson.dumps(body), reply=reply)
+        return PreparedChat(made, reply)
 
     def generation(self, call: Call, start: float, request_id: str, trace: RequestTrace | None) -> ProviderGeneration:
         """Returns the output of a call whose part `prepare` has made."""

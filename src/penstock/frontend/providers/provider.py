@@ -25,13 +25,15 @@ from penstock.frontend.providers.wires.parts import (
     AnswerPiece,
     Ending,
     Question,
-    shortened,
+    one_line,
     stream_broken,
 )
 from penstock.messages import DeadlineExceeded, QueueFull
 
 _log = logging.getLogger("penstock.providers")
 MOST_ERROR_BYTES = 1 << 16  # of an error's body
+_SHOWN = 400  # characters of an error
+_LEAST_SECRET = 8  # characters: a shorter key is none, and could be a part of any word
 CONNECT_SECONDS = 10.0
 FIRST_DELAY = 0.25  # seconds before the second try; each later one is twice as long
 MOST_RETRY_AFTER = 3600.0
@@ -60,8 +62,9 @@ class ProviderClient:
         self.results: Counter[str] = Counter()  # tries by result
         self.cost: defaultdict[str, float] = defaultdict(float)  # of all answers, by model
         self._clock = clock
+        self._key = entry.key()
         self._headers = {
-            **self.wire.headers(entry.key()),
+            **self.wire.headers(self._key),
             "content-type": "application/json",
             "accept": "text/event-stream",
             "accept-encoding": "identity",
@@ -84,14 +87,16 @@ class ProviderClient:
             message = f"{self.open_requests} requests are at {shown}; the limit is {entry.concurrent} (concurrent)"
             raise QueueFull(f"{message}: send it again later", 1)
 
-    async def ask(self, question: Question, answer: ProviderAnswer) -> AsyncGenerator[list[AnswerPiece | Ending], None]:
+    async def ask(
+        self, question: Question, body: bytes, answer: ProviderAnswer
+    ) -> AsyncGenerator[list[AnswerPiece | Ending], None]:
         """Yields what the stream of an answer says, as it arrives, until the provider has said that it is complete.
+        `body` is the question in the provider's API.
 
         A request that fails before its first piece is sent again, within the limits of the provider's entry. Raises
         QueueFull, ProviderFailed, and APIError 400 for a request that the provider refuses.
         """
         self.check()
-        body = orjson.dumps(self.wire.body(question))
         stop = min(self._clock() + self.entry.retry_seconds, question.deadline, question.first_deadline)
         self.open_requests += 1
         try:
@@ -139,6 +144,8 @@ class ProviderClient:
             result = "ok"
         except APIError as error:
             result = error.code or "failed"
+            error.message = self._shown(error.message)
+            error.args = (error.message,)
             raise
         except TimeoutError:
             if self._clock() >= min(question.deadline, question.first_deadline):
@@ -154,6 +161,12 @@ class ProviderClient:
             raise ProviderFailed(502, message, result) from error
         finally:
             self._note(result)
+
+    def _shown(self, message: str) -> str:
+        """What may be shown of a message with a provider's words: not the key, which some repeat, and not a book."""
+        if len(self._key) >= _LEAST_SECRET:
+            message = message.replace(self._key, "(key)")
+        return message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
 
     def _note(self, result: str) -> None:
         """Tells the circuit how a try has ended; "": the client has gone."""
@@ -174,10 +187,10 @@ class ProviderClient:
         due = min(now() + entry.first_token_timeout, question.first_deadline)
         # A timeout must not go on while the consumer has the pieces, so each step has one of its own.
         async with asyncio.timeout(min(end, due) - now()):
-            url = f"{entry.base_url}{self.wire.path}"
+            url = f"{entry.base_url}{self.wire.path(question)}"
             response = await self._http().post(url, data=body, headers=self._headers, allow_redirects=False)
         async with response:
-            if response.status != 200:
+            if response.status != 200 or response.content_type != "text/event-stream":
                 async with asyncio.timeout(CONNECT_SECONDS):
                     raise await self._failure(response)
             while not reader.complete:
@@ -198,13 +211,19 @@ class ProviderClient:
         clients."""
         data, status, shown = await response.content.read(MOST_ERROR_BYTES), response.status, f"provider {self.name!r}"
         try:
-            said = shortened(str(orjson.loads(data)["error"]["message"]))  # as both APIs have it
+            said = one_line(str(orjson.loads(data)["error"]["message"]))  # as both APIs have it
         except UNREADABLE:
             said = ""
+        if status == 200:
+            kind = response.content_type
+            message = f"{shown} sent {kind} in the place of an event stream: {said or 'check its url and its kind'}"
+            return ProviderFailed(502, message, "provider_stream_broken")
         if status in _REFUSED:
-            return invalid(f"{shown} refused the request: {said or f'HTTP {status}'}", code="provider_refused")
+            return invalid(
+                f"{shown} refused the request: {said or f'HTTP {status}; is its url right?'}", code="provider_refused"
+            )
         if status in _KEY_REFUSED:
-            _log.error("%s refuses the key or the account (HTTP %d): %s", shown, status, said)
+            _log.error("%s refuses the key or the account (HTTP %d): %s", shown, status, self._shown(said))
             return ProviderFailed(502, f"{shown} refuses this server's key; tell its operator", "provider_key_refused")
         wait = _retry_after(response.headers.get("retry-after", ""))
         if status in _BUSY:
@@ -221,7 +240,10 @@ class ProviderClient:
             connector = aiohttp.TCPConnector(limit=self.entry.concurrent, resolver=resolver)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
+            # What is compressed although that was not asked for may be large: it is not expanded.
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+            )
         return self._session
 
 

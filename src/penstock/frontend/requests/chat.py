@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
-from penstock.frontend.requests.grammar import GrammarSource
-from penstock.frontend.requests.prompts import encode_chat, tokens_left
+from penstock.frontend.requests.grammar import GrammarSource, check_grammar
+from penstock.frontend.requests.infill import encode_infill, infill_ends
+from penstock.frontend.requests.prompts import encode_chat, encode_text, tokens_left
 from penstock.frontend.requests.reply import ReplyReader, TextReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
 from penstock.text.prompts import Encoded
@@ -27,6 +29,9 @@ class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False  # the answer goes on where the last message ends
     add_special_tokens: bool = False
     earlier_ids: tuple[int, ...] = ()  # tokens before the messages
+    plain: bool = False  # the one message is a text that the model continues, without its chat template
+    suffix: str = ""  # of a plain text: what follows the answer
+    last_tokens: int | None = None  # of a plain text, to which it is cut; None: it is not cut
     param: str = "messages"  # the prompt's name in errors
 
 
@@ -70,12 +75,17 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
         most_tokens(options.n, chat.logprobs, limits),
         chat.max_tokens_param,
     )
+    if chat.prompt.suffix:
+        options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(model))
     reader, shown = None, frozenset[int]()
-    if use.schemas or model.chat_format.reasoning is not None:
+    if not chat.prompt.plain and (use.schemas or model.chat_format.reasoning is not None):
         reader = TextReplyReader(model, use, prompt.end, options.n, limits)
         shown = model.chat_format.shown(tools=bool(use.schemas))
     budget = model.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
-    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
+    if chat.prompt.plain:
+        grammar = None if chat.grammar is None else await check_grammar(model, chat.grammar)
+    else:
+        grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
     (part,) = make_parts(
         context,
         options,
@@ -90,10 +100,18 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
     return PreparedChat(part, reader)
 
 
+def plain_text(text: str, param: str, suffix: str = "", last_tokens: int | None = None) -> ChatMessages:
+    """Returns the prompt of a text that the model continues. See ChatMessages."""
+    message = {"role": "user", "content": text}
+    return ChatMessages(messages=[message], plain=True, suffix=suffix, last_tokens=last_tokens, param=param)
+
+
 def check_messages(prompt: ChatMessages) -> None:
-    """Raises APIError 400 for no messages, or for a variable that is a parameter."""
+    """Raises APIError 400 for no messages, an empty text, or a variable that is a parameter."""
     if not prompt.messages:
         raise invalid(f"{prompt.param} is empty; send at least one message", prompt.param, "empty_prompt")
+    if prompt.plain and not prompt.suffix and not prompt.messages[0]["content"]:
+        raise invalid(f"{prompt.param} is empty; send at least one character", prompt.param, "empty_prompt")
     if reserved := _TEMPLATE_OWN & prompt.variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
@@ -102,6 +120,13 @@ def check_messages(prompt: ChatMessages) -> None:
 async def encode_messages(context: ModelContext, prompt: ChatMessages, body_size: int) -> Encoded:
     """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
     check_messages(prompt)
+    if prompt.plain:
+        model, text = context.model, prompt.messages[0]["content"]
+        if prompt.suffix:
+            ids = await encode_infill(model, text, prompt.suffix, add_special_tokens=True)
+        else:
+            ids = await encode_text(model, text, add_special_tokens=True, param=prompt.param)
+        return Encoded(ids if prompt.last_tokens is None else ids[-prompt.last_tokens :], "")
     encoded = await encode_chat(
         context.model,
         _without_volatile_head(prompt.messages),

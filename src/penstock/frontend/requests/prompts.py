@@ -46,6 +46,7 @@ async def encode_chat(
     Raises APIError 400 if the model has no template or the template refuses the messages. `body_size` is the size of
     the request's body in bytes: rendering takes time for empty messages and for variables, too.
     """
+    _check_here(model, param)
     if model.tokenizer.chat_template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", param, "no_chat_template")
     question = EncodeChat(messages, tools, add_generation_prompt, continue_final_message, add_special_tokens, variables)
@@ -104,5 +105,6 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
 def _check_here(model: ServedModel, param: str) -> None:
     """Raises APIError 400 for a model at a provider, whose tokenizer is not here."""
     if model.remote is not None:
-        message = f"{param}: model {model.name!r} is at a provider, and its tokenizer is not here; send a chat instead"
+        where = f"{param}: model {model.name!r} is at a provider, and its tokenizer is not here"
+        message = f"{where}; send a text, to a route that answers it"
         raise invalid(message, param, "no_tokenizer")

@@ -1,6 +1,6 @@
 """The shapes of answers, for the OpenAPI document (see `penstock.frontend.describe.json_schema`)."""
 
-_TOKEN = {"id": int, "text": str, "logprob": float, "special": bool}
+_TOKEN = {"id": int, "text": str, "logprob": (float, None), "special": bool}
 _DETAILS = {
     "finish_reason": ("length", "eos_token", "stop_sequence"),
     "generated_tokens": int,

@@ -20,7 +20,7 @@ class GenerateCodec:
     """The Codec of one TGI request.
 
     A stream has one event for each token. The last event also has the whole text and the details. The texts of all
-    tokens, joined, are the whole text.
+    tokens, joined, are the whole text. A provider sends no tokens, so each piece of its text is one without an id.
     """
 
     stream_type = STREAM_TYPE
@@ -48,7 +48,10 @@ class GenerateCodec:
         return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
-        events = []
+        events: list[dict[str, Any]] = []
+        if self._request.sampling.logprobs is None and (update.text or update.finish_reason is not None):
+            self._index += 1
+            events.append({"index": self._index, "token": _piece(update.text), "generated_text": None, "details": None})
         for row, text in self._tokens(update.logprobs, update.offsets, update.text, self._length):
             self._index += 1
             event: dict[str, Any] = {"index": self._index, "token": self._token(row.token_id, row.logprob, text)}
@@ -119,3 +122,8 @@ class GenerateCodec:
         if source.finish_reason != "length":
             reason = "eos_token" if source.stopped is None else "stop_sequence"
         return {"finish_reason": reason, "generated_tokens": source.tokens, "seed": self._request.sampling.seed}
+
+
+def _piece(text: str) -> dict[str, Any]:
+    """A piece of a provider's text in the place of a token. The last one is empty, like an end of sequence."""
+    return {"id": -1, "text": text, "logprob": None, "special": not text}

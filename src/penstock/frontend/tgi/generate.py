@@ -3,23 +3,23 @@
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import digits, invalid
+from penstock.frontend.errors import digits, invalid, unavailable
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.requests.grammar import GrammarSource, check_grammar
-from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.chat import ChatRequest, plain_text, prepare_chat
+from penstock.frontend.requests.grammar import GrammarSource
+from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.sampling import (
     GenerationOptions,
     check_logprobs,
     check_options,
     given_sampling,
-    make_parts,
-    output_limit,
     stop_strings,
 )
 from penstock.frontend.tgi.codec import GenerateCodec
 from penstock.frontend.tgi.fields import GenerateFields, GrammarFields, Parameters
 
 _DEFAULT_MAX_TOKENS = 100  # as in TGI
+_OF_TOKENS = ("decoder_input_details", "top_n_tokens", "truncate")  # parameters that providers lack
 _decoder = msgspec.json.Decoder(GenerateFields)
 
 
@@ -45,35 +45,44 @@ async def _read(fields: GenerateFields, context: RequestContext, *, streams: boo
     refuse_unsupported(given, "parameters.")
     samples = given.do_sample or given.top_k is not None or given.top_p is not None
     sampling = {"temperature": 1.0 if samples else 0.0, **given_sampling(given)}
-    # TGI's text ends with the stop string.
-    options = GenerationOptions(stop=stop_strings(given.stop), include_stop=True, seed=given.seed, sampling=sampling)
+    remote = context.model.remote is not None
+    for name in _OF_TOKENS if remote else ():
+        if getattr(given, name):
+            raise unavailable(f"parameters.{name}")
+    # TGI's text ends with the stop string, which providers do not send.
+    options = GenerationOptions(
+        stop=stop_strings(given.stop), include_stop=not remote, seed=given.seed, sampling=sampling
+    )
     check_options(options, context.limits)
     k = given.top_n_tokens or 0
     check_logprobs(k, "parameters.top_n_tokens", context.limits)
     if given.decoder_input_details and streams:
         name = "parameters.decoder_input_details"
         raise invalid(f"{name} is not available in a stream; ask for a whole answer", name)
-    ids = await encode_text(context.model, fields.inputs, add_special_tokens=True, param="inputs")
-    if given.truncate is not None:
-        if given.truncate < 1:
-            shown = digits(given.truncate)
-            raise invalid(f"parameters.truncate is {shown}; it must be 1 or more", "parameters.truncate")
-        ids = ids[-given.truncate :]
-    prompt = ("inputs", len(ids))
-    limit = output_limit(context, prompt, given.max_new_tokens, _DEFAULT_MAX_TOKENS, "parameters.max_new_tokens")
-    source = None if given.grammar is None else _grammar(given.grammar)
-    grammar = None if source is None else await check_grammar(context.model, source)
-    wants_prompt = 0 if given.details and given.decoder_input_details else None
-    parts = make_parts(context, options, [ids], [limit], k, wants_prompt, grammar=grammar)
+    if given.truncate is not None and given.truncate < 1:
+        shown = digits(given.truncate)
+        raise invalid(f"parameters.truncate is {shown}; it must be 1 or more", "parameters.truncate")
+    chat = ChatRequest(
+        prompt=plain_text(fields.inputs, "inputs", last_tokens=given.truncate),
+        options=options,
+        use=ToolUse(),
+        grammar=None if given.grammar is None else _grammar(given.grammar),
+        max_tokens=_DEFAULT_MAX_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
+        max_tokens_param="parameters.max_new_tokens",
+        shorten=given.max_new_tokens is None,
+        logprobs=None if remote else k,
+        prompt_logprobs=0 if given.details and given.decoder_input_details else None,
+    )
+    part, _ = await prepare_chat(context, chat, len(fields.inputs))
     codec = GenerateCodec(
         context,
-        parts[0],
+        part,
         details=bool(given.details),
         top=k > 0,
         echo=fields.inputs if given.return_full_text else "",
         in_list=in_list,
     )
-    return Call(context, parts, codec, streams, "text_completion")
+    return Call(context, (part,), codec, streams, "text_completion")
 
 
 def _grammar(wanted: GrammarFields) -> GrammarSource:

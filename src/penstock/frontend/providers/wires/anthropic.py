@@ -8,16 +8,16 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import invalid, unavailable
 from penstock.frontend.providers.wires.parts import (
     AnswerPiece,
     Counts,
     Ending,
     EndReason,
     Question,
+    counted,
     piece,
     stream_error,
-    unavailable,
 )
 from penstock.frontend.requests.tools import parse_arguments
 
@@ -33,7 +33,8 @@ _CHOICES = {"auto": "auto", "required": "any", "named": "tool"}
 
 
 class AnthropicWire:
-    path = "/messages"
+    def path(self, question: Question) -> str:
+        return "/messages"
 
     def headers(self, key: str) -> Mapping[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": key} if key else {})
@@ -181,5 +182,5 @@ class AnthropicReader:
     def _count(self, usage: dict[str, Any]) -> None:
         """Counts are cumulative, and those of the prompt leave out what was read from the cache or written to it."""
         self._usage |= {name: count for name, count in usage.items() if count is not None}
-        new, written, cached, output = (int(self._usage.get(name, 0)) for name in _COUNTS)
+        new, written, cached, output = (counted(self._usage.get(name)) for name in _COUNTS)
         self.counts = Counts(new + written + cached, cached, output)

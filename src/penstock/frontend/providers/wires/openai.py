@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from penstock.frontend.errors import unavailable
 from penstock.frontend.providers.file import URLS
 from penstock.frontend.providers.wires.parts import (
     AnswerPiece,
@@ -15,9 +16,9 @@ from penstock.frontend.providers.wires.parts import (
     Ending,
     EndReason,
     Question,
+    counted,
     piece,
     stream_error,
-    unavailable,
 )
 
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -25,7 +26,8 @@ _REASONS: Mapping[str, EndReason] = {"length": "length", "content_filter": "cont
 
 
 class OpenAIWire:
-    path = "/chat/completions"
+    def path(self, question: Question) -> str:
+        return "/completions" if question.plain else "/chat/completions"
 
     def headers(self, key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {key}"} if key else {}
@@ -36,17 +38,11 @@ class OpenAIWire:
         options, prompt = chat.options, chat.prompt
         body: dict[str, Any] = {
             "model": question.name,
-            "messages": [_message(message) for message in prompt.messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             **question.given(_SAMPLING),
+            **(_text(question) if question.plain else _messages(question)),
         }
-        if question.begun:
-            body["messages"].append({"role": "assistant", "content": question.begun})
-        if question.begun or prompt.continues:
-            if "prefix" not in provider.accepts:
-                raise unavailable("continue_final_message")
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
         if (most := question.max_tokens) is not None:
             body["max_completion_tokens" if provider.base_url == URLS["openai"] else "max_tokens"] = most
         optional: dict[str, Any] = {
@@ -62,6 +58,24 @@ class OpenAIWire:
 
     def reader(self) -> "OpenAIReader":
         return OpenAIReader()
+
+
+def _text(question: Question) -> dict[str, Any]:
+    prompt = question.chat.prompt
+    text = prompt.messages[0]["content"] + question.begun
+    return {"prompt": text, "suffix": prompt.suffix} if prompt.suffix else {"prompt": text}
+
+
+def _messages(question: Question) -> dict[str, Any]:
+    """The messages. Raises APIError 400 for an answer that goes on, if the provider has none."""
+    messages = [_message(message) for message in question.chat.prompt.messages]
+    if question.begun:
+        messages.append({"role": "assistant", "content": question.begun})
+    elif not question.chat.prompt.continues:
+        return {"messages": messages}
+    if "prefix" not in question.provider.accepts:
+        raise unavailable("continue_final_message")
+    return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,18 +134,19 @@ class OpenAIReader:
             raise stream_error(error if isinstance(error, str) else error.get("message") or error.get("type"))
         if usage := event.get("usage"):
             prompt, output = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+            reasoning = (output or {}).get("reasoning_tokens")
             self.counts = Counts(
-                int(usage["prompt_tokens"]),
-                int((prompt or {}).get("cached_tokens") or 0),
-                int(usage.get("completion_tokens", 0)),
-                (output or {}).get("reasoning_tokens"),
+                counted(usage["prompt_tokens"]),
+                counted((prompt or {}).get("cached_tokens")),
+                counted(usage.get("completion_tokens")),
+                None if reasoning is None else counted(reasoning),
             )
         found: list[AnswerPiece | Ending] = []
         for choice in event.get("choices") or ():
             number, delta = choice.get("index", 0), choice.get("delta") or {}
             if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
                 found.append(piece(number, "reasoning", reasoning))
-            if text := delta.get("content") or delta.get("refusal"):
+            if text := delta.get("content") or delta.get("refusal") or choice.get("text"):
                 found.append(piece(number, "content", text))
             for call in delta.get("tool_calls") or ():
                 found += self._call(number, call)

@@ -3,7 +3,7 @@
 import math
 from typing import Any, Literal, NamedTuple
 
-from penstock.frontend.errors import APIError, ProviderFailed, invalid
+from penstock.frontend.errors import ProviderFailed, unavailable
 from penstock.frontend.providers.file import ModelEntry, ProviderEntry
 from penstock.frontend.requests.chat import ChatRequest
 from penstock.messages import NEUTRAL
@@ -13,7 +13,7 @@ EndReason = Literal["stop", "length", "content_filter"]
 PartKind = Literal["content", "reasoning", "call", "arguments"]
 # Errors of reading an event that does not have the form of the provider's API. orjson's errors are ValueErrors.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
-_SHOWN = 300  # characters of a provider's message
+MOST_TOKENS = 100_000_000  # of a prompt or an answer
 
 
 class AnswerPiece(NamedTuple):
@@ -52,6 +52,11 @@ class Question(NamedTuple):
     deadline: float = math.inf
 
     @property
+    def plain(self) -> bool:
+        """True for a text that the provider continues, without a chat template."""
+        return self.chat.prompt.plain and "completions" in self.provider.accepts
+
+    @property
     def max_tokens(self) -> int | None:
         """The most tokens of the answer, or of the rest of one that has begun."""
         wanted = self.chat.max_tokens
@@ -76,7 +81,7 @@ def stream_broken(why: str) -> ProviderFailed:
 
 def stream_error(message: str) -> ProviderFailed:
     """Returns the error for an error event of a provider."""
-    return ProviderFailed(502, f"the provider ended its stream with an error: {shortened(message)}", "provider_failed")
+    return ProviderFailed(502, f"the provider ended its stream with an error: {one_line(message)}", "provider_failed")
 
 
 def piece(choice: int, kind: PartKind, text: str, call: int = -1, call_id: str = "") -> AnswerPiece:
@@ -86,15 +91,13 @@ def piece(choice: int, kind: PartKind, text: str, call: int = -1, call_id: str =
     return AnswerPiece(choice, Part(kind, text, call, call_id))
 
 
-def unavailable(param: str) -> APIError:
-    """Returns APIError 400 for a parameter that a provider lacks."""
-    message = f"{param} is not available: the model is at a provider that does not have it; leave it out"
-    return invalid(message, param, "unsupported_parameter")
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
-def shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def counted(value: Any) -> int:
+    """Returns a count of tokens as the provider has sent it, or the nearest one that can be. Raises UNREADABLE."""
+    return min(max(int(value or 0), 0), MOST_TOKENS)
 
 
 def estimate(text: str) -> int:
