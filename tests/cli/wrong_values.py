@@ -292,6 +292,7 @@ SHARED: Mapping[str, Wrong] = {
     "--hold-timeout": _SECONDS,
     "--preemption-notice": _EMPTY,
     "--engines": _EMPTY,
+    "--region": (*_EMPTY, ("n" * 65, "64 characters")),
     "--route": (("random", "give cost or round-robin"), ("", "give cost")),
     "--move-anywhere": SWITCH,
     "--fleet-key": _EMPTY,

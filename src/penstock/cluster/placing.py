@@ -66,6 +66,7 @@ class Placing:
             max_tokens=stream.request.sampling.max_tokens or 0,
             cached=stream.cached,
             pool=stream.pool if record.has_tokens else "",
+            regions=stream.request.regions,
             reads_pages=stream.request.sampling.prompt_logprobs is None and stream.request.pooling is None,
             excluded=frozenset(stream.excluded),
         )

@@ -30,6 +30,7 @@ from penstock.messages import (
     Stream,
     TokenDelta,
     Wake,
+    other_region,
 )
 
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
@@ -82,6 +83,7 @@ class StreamingClient:
         """The times of requests are on `clock`. With `pace`, an engine that makes no steps is given up."""
         self.info = info
         self.clock = clock
+        self.round_trip: Callable[[], float] = lambda: 0.0  # seconds to the engine's machine and back
         self._link = link
         self._streams = streams
         self._recovery = Recovery(clock)
@@ -114,6 +116,8 @@ class StreamingClient:
         """Send a request. The caller must `release` the stream of its deltas. Raises what `generate` raises before
         them."""
         frame = self._encode(request)
+        if request.regions and self.info.region not in request.regions:
+            raise EngineError(other_region("the engine", self.info.region, request.regions))
         self._recovery.check(request)
         stream = self._streams.open(request)
         if self._streams.down or self._recovery.holding:

@@ -161,6 +161,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     max_step_tokens: int = 0  # tokens of the largest step; 0: unknown
     role: EngineRole = "alone"
+    region: str = ""  # where its machine is; "": it has no name
     page_port: int = 0  # where other engines read KV blocks; 0: they do not
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
 
