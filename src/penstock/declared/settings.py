@@ -261,6 +261,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
         Setting("max_choices", COUNT, "Most choices (n) of a request", 32, "more are better sent as requests"),
         Setting("max_sequences", COUNT, "Most prompts times choices of a request", 256,
                 "what one request may take of the queue"),
+        Setting("context_policy", choice("error", "drop-oldest"), "What becomes of a chat that is too long",
+                "error", "clients know best what to leave out", more="[limits.md](limits.md#a-chat-that-is-too-long)"),
         Setting("truncate_embeddings", ONE_WAY,
                 "Cut texts for embeddings, scores and labels that are too long for the model", False,
                 "OpenAI's API refuses them; a cut text's vector says nothing about its end",

@@ -30,6 +30,7 @@ SERVER = (
     "--host 127.0.0.1 --port 8197 --grpc-port 8198 --served-model-name ours,also-ours --api-key secret "
     "--tls-certificate cert.pem "
     "--tls-key key.pem --allow-insecure-bind --manage-models --truncate-embeddings --wires openai,kserve "
+    "--context-policy drop-oldest "
     "--seed 7 --max-waiting 64 --max-waiting-tokens 9000 "
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "

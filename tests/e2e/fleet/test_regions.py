@@ -1,4 +1,4 @@
-"""Two regions that are 80 ms apart: engines in two network namespaces, and what happens when the link between is cut."""
+"""Two regions that are 80 ms apart: engines in two network namespaces, and a link between them that is cut."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -173,7 +172,7 @@ async def test_a_region_that_is_cut_under_load_costs_time_and_no_token(
     print("gaps", sorted(round(gap, 2) for gap in gaps), dict(fleet.moves))
     assert sum(fleet.moves.values()) == STREAMS and near.requests >= STREAMS - len(bound)
     # Silence is noticed after 3 to 3.5 s; a bound request is given up HOLD later.
-    assert 2.9 < min(gaps) and max(gaps[number] for number in bound) < 3.5 + HOLD + 4.0
+    assert min(gaps) > 2.9 and max(gaps[number] for number in bound) < 3.5 + HOLD + 4.0
     with contextlib.suppress(EngineError):
         await ask(fleet, replace(made(1), regions=("far",)))
     await until(lambda: len(fleet.replicas) == 2, "the far engine to be back", 60)
