@@ -35,13 +35,11 @@ from penstock.messages import (
 
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
 
-_NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
 _ASLEEP = "the engine is asleep"
 _OTHER_WEIGHTS = (
     "the engine that was started again has other weights or kernels than the one before, so its streams cannot go on: "
     "the model's files, or the machine's software, changed while it ran"
 )
-_NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +97,7 @@ class StreamingClient:
         stream = self.open(request)
         stream.gather = gather
         reader = DeltaReader(stream)
-        timers = self._timers(stream)
+        timers = stream.watch_deadlines(self.clock(), self._loop.call_later)
         try:
             while deltas := await reader.read():
                 for delta in deltas:
@@ -196,22 +194,6 @@ class StreamingClient:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await self._link.close()
-
-    def _timers(self, stream: Stream) -> list[asyncio.TimerHandle]:
-        """End the stream at its deadlines."""
-        request, timers = stream.request, []
-
-        def first() -> None:
-            if not stream.has_tokens:
-                stream.fail(DeadlineExceeded(_NO_TOKEN))
-
-        now = self.clock()
-        if request.first_token_deadline is not None:
-            timers.append(self._loop.call_later(max(request.first_token_deadline - now, 0.0), first))
-        if request.deadline is not None:
-            after = max(request.deadline - now, 0.0)
-            timers.append(self._loop.call_later(after, lambda: stream.fail(DeadlineExceeded(_NOT_DONE))))
-        return timers
 
     # -- sleep ------------------------------------------------------------------------------------------------
 
