@@ -147,6 +147,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         step_deadline=3.0,
         log_format="json",
         log_level="debug",
+        region="north",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
