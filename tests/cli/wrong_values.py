@@ -293,7 +293,7 @@ SHARED: Mapping[str, Wrong] = {
     "--hold-timeout": _SECONDS,
     "--preemption-notice": _EMPTY,
     "--engines": _EMPTY,
-    "--region": (*_EMPTY, ("n" * 65, "64 characters")),
+    "--region": _EMPTY,
     "--route": (("random", "give cost or round-robin"), ("", "give cost")),
     "--move-anywhere": SWITCH,
     "--fleet-key": _EMPTY,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.frontend.errors import ContextOverflow
-from penstock.frontend.requests.context_policy import encode_newest, shorter
+from penstock.frontend.requests.context_policy import GROUP_PART, encode_newest, shorter
 from penstock.text.prompts import Encoded
 from tests.frontend.conftest import NAME, Site
 
@@ -52,7 +52,7 @@ async def test_as_few_turns_go_as_are_too_many(chat: list[dict[str, Any]], conte
             raise ContextOverflow("messages", size(part), context)
         return Encoded((0,) * size(part))
 
-    fitting = [part for part in [chat, *shorter(chat, context)] if size(part) + wanted <= context]
+    fitting = [part for part in [chat, *shorter(chat, max(context // GROUP_PART, 1))] if size(part) + wanted <= context]
     if fitting:
         encoded, dropped = await encode_newest(chat, encode, context, wanted)
         assert (len(encoded.ids), dropped) == (size(fitting[0]), len(chat) - len(fitting[0]))
@@ -71,14 +71,14 @@ def conversation(turns: int) -> list[dict[str, str]]:
 
 
 async def test_a_chat_goes_on_without_its_oldest_turns_and_says_so(make_site: Sites) -> None:
-    site = make_site(max_model_len=200, context_policy="drop-oldest")
+    site = make_site(max_model_len=400, context_policy="drop-oldest")
 
     async def ask(turns: list[dict[str, str]], **fields: Any) -> Any:
         body = {"model": NAME, "messages": turns, "max_tokens": 8, **fields}
         return await site.http.post("/v1/chat/completions", json=body)
 
     dropped, prompts = [], []
-    for turns in range(1, 24):
+    for turns in range(1, 48):
         chat = conversation(turns)
         answer = await ask(chat)
         assert answer.status_code == 200, answer.text
@@ -91,12 +91,13 @@ async def test_a_chat_goes_on_without_its_oldest_turns_and_says_so(make_site: Si
         )
         assert site.engine.requests[-1].prompt_ids == prompts[-1]
     assert dropped[0] == 0 < dropped[-1] and dropped == sorted(dropped)
-    assert 2 <= len(set(dropped)) <= 6, "cuts are rare, so that the prefix stays cached"
+    cuts = len(set(dropped)) - 1
+    assert 2 <= cuts <= len([each for each in dropped if each]) / 2, "cuts are rare, so that the prefix stays cached"
     for before, after, *counts in zip(prompts, prompts[1:], dropped, dropped[1:], strict=False):
         if counts[0] == counts[1]:
             common = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
             assert common >= len(before) - 8, "all but the marker of the answer"
-    answer = await ask([SYSTEM, {"role": "user", "content": "hello " * 300}])
+    answer = await ask([SYSTEM, {"role": "user", "content": "hello " * 900}])
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 

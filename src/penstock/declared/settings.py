@@ -139,7 +139,7 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "the server has an engine of its own", words="none", more="[fleet.md](fleet.md#engines-elsewhere)"),
         Setting("prefill_replicas", whole(0, 64), "With --replicas N, so many of these compute prompts for the others",
                 0, "each computes its own prompts", words="none", more="[disaggregation.md](disaggregation.md)"),
-        Setting("region", text("NAME", 1, 64), "Name of the region of this machine; tenants may be bound to some",
+        Setting("region", text("NAME"), "Name of the region of this machine; tenants may be bound to some",
                 "", "it has no name", words="none", more="[fleet.md](fleet.md#regions)"),
         Setting("route", choice("cost", "round-robin"), "How the engine of a request is chosen", "cost",
                 "the least time until its first token, what is cached included"),

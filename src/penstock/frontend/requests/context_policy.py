@@ -10,6 +10,7 @@ from penstock.text.prompts import Encoded
 Messages = Sequence[Mapping[str, Any]]
 
 ANSWER_PART = 8  # one token of the context in so many is left for an answer whose length is not limited
+GROUP_PART = 2  # turns go in groups of a character for so many tokens of the context: an eighth of it, in English
 _SYSTEM = ("system", "developer")
 
 
@@ -28,7 +29,7 @@ async def encode_newest(
 
     if (whole := await fitting(messages)) is not None:
         return whole, 0
-    parts = shorter(messages, context)
+    parts = shorter(messages, max(context // GROUP_PART, 1))
     low, high, best = 0, len(parts), None
     while low < high:
         middle = (low + high) // 2
