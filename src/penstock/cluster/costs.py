@@ -48,7 +48,8 @@ class FleetMeans(NamedTuple):
         for each in ready:
             distances[each.region] = min(each.round_trip, distances.get(each.region, math.inf))
         running, waiting, backlog, usage = _means(loads)
-        return cls(running, waiting, backlog, usage, *(_means(times) if times else UNMEASURED), distances)
+        prefill, step, row = _means(times) if times else UNMEASURED
+        return cls(running, waiting, backlog, usage, prefill, step, row, distances)
 
 
 class EngineCost(NamedTuple):
