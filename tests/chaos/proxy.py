@@ -20,8 +20,8 @@ class Link:
 class Proxy:
     """Passes connections to a server's port. `link` may be changed at any time; it holds for new connections."""
 
-    def __init__(self, port: int, link: Link = Link()) -> None:
-        self.link = link
+    def __init__(self, port: int, link: Link = Link(), host: str = "127.0.0.1") -> None:
+        self.link, self._host = link, host
         self.slow = 0.0  # seconds before each piece, also of connections that are open
         self.port = 0
         self.resets = 0
@@ -31,7 +31,7 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = self.link
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target, limit=2**12)
+            there, back = await asyncio.open_connection(self._host, self._target, limit=2**12)
         except OSError:  # nothing listens there now
             writer.close()
             return
@@ -81,9 +81,9 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 @contextlib.asynccontextmanager
-async def proxied(port: int, link: Link = Link()) -> AsyncIterator[Proxy]:
+async def proxied(port: int, link: Link = Link(), host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
     """A proxy before a server's port."""
-    proxy = Proxy(port, link)
+    proxy = Proxy(port, link, host)
     server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0, limit=2**12)
     proxy.port = server.sockets[0].getsockname()[1]
     try:

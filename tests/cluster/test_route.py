@@ -28,6 +28,8 @@ def fleets(draw: st.DrawFn) -> FleetView:
                 status=draw(st.sampled_from(["starting", "ready", "ready", "suspect", "draining", "gone"])),
                 pool=draw(st.sampled_from(["a", "a", "b"])),
                 role=draw(st.sampled_from(["alone", "alone", "both", "prefill", "decode"])),
+                region=draw(st.sampled_from(["", "here", "there"])),
+                round_trip=draw(st.sampled_from([0.0, 0.001, 0.08])),
                 running=draw(counts),
                 waiting=draw(counts),
                 backlog_tokens=draw(st.integers(0, 10**6)),
@@ -52,6 +54,7 @@ def requests(draw: st.DrawFn) -> RouteRequest:
         cached=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, tokens))),
         pool=draw(st.sampled_from(["", "a", "b", "c"])),
         reads_pages=draw(st.booleans()),
+        regions=draw(st.sampled_from([(), (), ("here",), ("here", "there")])),
         excluded=frozenset(draw(st.lists(st.sampled_from(NAMES), max_size=2))),
     )
 
@@ -65,6 +68,9 @@ def test_no_route_names_an_engine_that_may_not_get_the_request(route, view, requ
         found = view.replica(name)
         assert found is not None and found.status == "ready" and name not in request.excluded
         assert request.pool in ("", found.pool)
+        assert not request.regions or found.region in request.regions
+    if choice.source:
+        assert view.replica(choice.source).region == view.replica(choice.replicas[0]).region
         assert request.prompt_tokens <= found.max_model_len
     assert {*choice.replicas, *(name for name, _ in choice.refused)} == {each.name for each in view.replicas}
     assert choice == route(view, request, seed), "it is a function of its arguments"
@@ -142,6 +148,29 @@ def test_memory_that_must_be_freed_first_counts() -> None:
 def test_a_slower_machine_gets_less() -> None:
     slow = replica("slow", prefill_seconds=4e-4, step_seconds=0.08)
     assert choose(fleet(slow, replica("fast", running=2)), RouteRequest(prompt_tokens=500), 1).replicas[0] == "fast"
+
+
+def test_the_near_region_is_first_until_its_queue_is_longer_than_the_way() -> None:
+    far = replica("far", region="far", round_trip=0.08)
+    request = RouteRequest(prompt_tokens=200)
+    for waiting, first in ((0, "near"), (700, "near"), (2500, "far")):  # at 0.1 ms a token
+        near = replica("near", region="near", round_trip=0.001, backlog_tokens=waiting)
+        assert {choose(fleet(near, far), request, seed).replicas[0] for seed in range(50)} == {first}
+
+
+def test_engines_of_a_region_are_equally_far() -> None:
+    view = fleet(*(replica(f"{number}", region="r", round_trip=0.0001 * 2**number) for number in range(6)))
+    assert {choose(view, RouteRequest(prompt_tokens=100), seed).replicas[0] for seed in range(100)} == set("012345")
+
+
+def test_a_bound_request_waits_for_its_regions_and_the_reason_says_so() -> None:
+    view = fleet(replica("a", region="here"), replica("b", region="there", status="gone"), replica("c"))
+    choice = choose(view, RouteRequest(prompt_tokens=100, regions=("there",)), 1)
+    assert not choice.replicas and not choice.too_large
+    assert choice.reason == (
+        "a: it is in region here, and the tenant's requests stay in there; b: gone; "
+        "c: it has no --region, and the tenant's requests stay in there"
+    )
 
 
 def test_noise_of_measurements_does_not_choose() -> None:

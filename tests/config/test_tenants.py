@@ -62,6 +62,7 @@ def test_a_whole_file() -> None:
         ("tenants: {b: {}, a: {weight: yes}}", "at tenants.a.weight: expected float, got bool"),
         ("tenants: {a: {weight: 0}}", "at tenants.a.weight: it is 0; give a number above 0"),
         ("tenants: {a: {kv_share: 2}}", "at tenants.a.kv_share: it is 2; give a number above 0, up to 1"),
+        ("tenants: {a: {regions: ['']}}", "at tenants.a.regions: '' is no name: give up to 64 letters"),
         ("tenants: {a: {class: fast}}", "there is no class 'fast'; give one of batch, standard"),
         ("tenants: {a: {limits: {tokens_per_day: -1}}}", "at tenants.a.limits.tokens_per_day: it is -1"),
         ("tenants: {'a b': {}}", "at tenants.a b: a name has up to 64 letters"),

@@ -231,7 +231,7 @@ async def test_large_responses_that_are_read_at_once_are_in_the_budget_of_bodies
     [
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "always"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

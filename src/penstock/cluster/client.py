@@ -106,7 +106,7 @@ class FleetClient:
         except QueueFull:
             self.queue.refused += 1
             raise
-        timers = requests.deadlines(stream)
+        timers = stream.record.watch_deadlines(self.clock(), self._loop.call_later, stream.collect)
         try:
             while deltas := await stream.read():
                 for delta in deltas:

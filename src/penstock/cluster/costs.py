@@ -6,7 +6,8 @@ the mean.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -19,10 +20,12 @@ UNLIMITED = 1 << 60  # tokens, of a KV cache of unknown size
 
 # Assumed while nothing has been measured: prompts count more than sequences.
 UNMEASURED = (1e-4, 1e-2, 1e-4)  # prefill_seconds, step_seconds, row_seconds
+_NOWHERE: Mapping[str, float] = MappingProxyType({})
 
 
 class FleetMeans(NamedTuple):
-    """Means over the engines that are ready."""
+    """Means over the engines that are ready, and how far their regions are. Engines of a region count as equally far,
+    so that noise does not divide their requests."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -31,6 +34,7 @@ class FleetMeans(NamedTuple):
     prefill: float = UNMEASURED[0]
     step: float = UNMEASURED[1]
     row: float = UNMEASURED[2]
+    distances: Mapping[str, float] = _NOWHERE  # the shortest round trip in each region
 
     @classmethod
     def of(cls, replicas: Sequence[ReplicaView]) -> "FleetMeans":
@@ -40,14 +44,20 @@ class FleetMeans(NamedTuple):
         loads = [(each.running, each.waiting, each.backlog_tokens, each.kv_usage) for each in ready]
         measured = [each for each in ready if each.prefill_seconds > 0.0]
         times = [(each.prefill_seconds, each.step_seconds, each.row_seconds) for each in measured]
-        return cls(*_means(loads), *(_means(times) if times else UNMEASURED))
+        distances: dict[str, float] = {}
+        for each in ready:
+            distances[each.region] = min(each.round_trip, distances.get(each.region, math.inf))
+        running, waiting, backlog, usage = _means(loads)
+        prefill, step, row = _means(times) if times else UNMEASURED
+        return cls(running, waiting, backlog, usage, prefill, step, row, distances)
 
 
 class EngineCost(NamedTuple):
     """Seconds that a request costs at an engine: its own, and those by which it delays the sequences there."""
 
     name: str
-    wait: float  # until the prompts are computed that wait there
+    distance: float  # round trip to its region
+    wait: float  # that, and until the prompts are computed that wait there
     places: float  # until a sequence has ended whose place it needs
     uncached_token: float  # for each prompt token that is not cached
     output_token: float
@@ -72,9 +82,11 @@ class EngineCost(NamedTuple):
         sequences = running + waiting + replica.booked_requests
         too_many = max(sequences + 1.0 - replica.max_num_seqs, 0.0)
         kv_tokens = replica.kv_tokens or UNLIMITED
+        distance = means.distances.get(replica.region, replica.round_trip)
         return cls(
             replica.name,
-            wait=(backlog + replica.booked_tokens) * prefill,
+            distance,
+            wait=distance + (backlog + replica.booked_tokens) * prefill,
             places=too_many * replica.request_seconds / replica.max_num_seqs,
             uncached_token=prefill * (1.0 + sequences),
             output_token=step + row * (1.0 + 2.0 * sequences),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.messages import GenerateRequest, Stream, TokenDelta
+from penstock.messages import ComputeUsage, GenerateRequest, Stream, TokenDelta
 
 if TYPE_CHECKING:
     from penstock.cluster.replica import Replica
@@ -45,6 +45,7 @@ class MovingStream:
         self.parts: list[StreamPart] = []  # none while it is held
         self.prefill: StreamPart | None = None  # its prompt at the engine that computes it for another
         self.cached_there: int | None = None  # prompt tokens that were cached at the engine that computed it
+        self.used_there: ComputeUsage | None = None  # by that engine, until it is counted
         self.pool = ""  # of the engine that has sent its tokens
         self.moves = 0
         self.crashes = 0  # engines that ended while they computed its prompt, one after the other
@@ -87,7 +88,10 @@ class MovingStream:
                 for delta in part.stream.take():
                     timing = delta.timing
                     if timing is not None:
-                        timing = replace(timing, engine=part.replica.name, moves=self.moves)
+                        usage = timing.usage
+                        if usage is not None and self.used_there is not None:
+                            usage, self.used_there = usage + self.used_there, None
+                        timing = replace(timing, engine=part.replica.name, moves=self.moves, usage=usage)
                     if self.cached_there is not None and delta.cached_tokens > self.cached_there:
                         delta = replace(delta, cached_tokens=self.cached_there)
                     record.push(replace(delta, request_id=name, timing=timing))

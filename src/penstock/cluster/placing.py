@@ -66,6 +66,7 @@ class Placing:
             max_tokens=stream.request.sampling.max_tokens or 0,
             cached=stream.cached,
             pool=stream.pool if record.has_tokens else "",
+            regions=stream.request.regions,
             reads_pages=stream.request.sampling.prompt_logprobs is None and stream.request.pooling is None,
             excluded=frozenset(stream.excluded),
         )
@@ -175,6 +176,8 @@ class Placing:
         """Run when an engine has computed a prompt for another, or has failed to."""
         for delta in part.stream.take():
             stream.cached_there = delta.cached_tokens
+            if delta.timing is not None:
+                stream.used_there = delta.timing.usage
         if stream.prefill is part and (part.stream.complete or part.stream.error is not None):
             leave_prefill(stream)
 

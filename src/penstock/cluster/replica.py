@@ -32,6 +32,11 @@ class FleetEngine(EngineClient, Protocol):
         """Why the engine has ended for good, or ""."""
         ...
 
+    @property
+    def round_trip(self) -> Callable[[], float]:
+        """Returns the seconds to the engine's machine and back."""
+        ...
+
     def open(self, request: GenerateRequest) -> Stream:
         """Send a request. The caller must `release` the stream. Raises what `generate` raises before its deltas."""
         ...
@@ -95,6 +100,14 @@ class Replica:
         """The address at which other engines read its KV blocks; "": they do not."""
         host, port = self._host, self.engine.info.page_port
         return "" if not port else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def region(self) -> str:
+        return self.engine.info.region
+
+    @property
+    def round_trip(self) -> float:
+        return self.engine.round_trip()
 
     @property
     def open_requests(self) -> int:
@@ -195,6 +208,8 @@ class Replica:
             status=self.status,
             pool=info.identity.fingerprint,
             role=info.role,
+            region=info.region,
+            round_trip=self.round_trip,
             max_num_seqs=info.max_num_seqs,
             max_model_len=info.max_model_len,
             kv_tokens=max(blocks, 0) * info.block_size,

@@ -10,7 +10,6 @@ from penstock.cluster.replica import Replica
 from penstock.cluster.route import Route
 from penstock.messages import (
     Clock,
-    DeadlineExceeded,
     EndsEngines,
     EngineError,
     FinishReason,
@@ -25,9 +24,6 @@ MOST_HELD = 1024  # requests that wait for an engine
 MOST_CHOICES = 1 << 16  # of a request; an engine's own limit is lower
 MOST_MOVES = 16  # of a request
 MOST_CRASHES = 2  # engines that may end while they compute a prompt; then it is refused
-
-_NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
-_NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 
 class FleetRequests:
@@ -252,23 +248,6 @@ class FleetRequests:
             del self._held[stream]
             message = f"no engine of the fleet could take the request for {self._hold_seconds:g} s"
             stream.record.fail(EngineError(f"{message}: {stream.why_held}"))
-
-    def deadlines(self, stream: MovingStream) -> list[asyncio.TimerHandle]:
-        """End the stream at its deadlines."""
-        request, now, timers = stream.request, self._clock(), []
-
-        def first() -> None:
-            stream.collect()
-            if not stream.record.has_tokens:
-                stream.record.fail(DeadlineExceeded(_NO_TOKEN))
-
-        def last() -> None:
-            stream.record.fail(DeadlineExceeded(_NOT_DONE))
-
-        for deadline, end in ((request.first_token_deadline, first), (request.deadline, last)):
-            if deadline is not None:
-                timers.append(self._loop.call_later(max(deadline - now, 0.0), end))
-        return timers
 
 
 def take_away(stream: MovingStream) -> None:

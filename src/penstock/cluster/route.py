@@ -1,8 +1,9 @@
 """Chooses the engine for a request.
 
 A score is in seconds, so its parts can be compared without weights to tune: the time until the request's first token
-(what waits there, and the part of its prompt that is not cached), the time of its output, and by how much it delays the
-sequences that run there. So a request follows its prefix as long as that saves more than the load there costs.
+(the way there and back, what waits there, and the part of its prompt that is not cached), the time of its output, and
+by how much it delays the sequences that run there. So a request follows its prefix as long as that saves more than the
+load there costs, and goes to a farther region if it is answered sooner there. Of equal engines the near ones count.
 
 Everything is a function of the arguments. `seed` draws among equal engines: several fronts that see the same statistics
 must not all choose the same one. Sources: the power of two choices (Mitzenmacher 2001); the idea to score in predicted
@@ -16,6 +17,7 @@ import msgspec
 
 from penstock.cluster.costs import FleetView
 from penstock.cluster.view import ReplicaView, RouteRequest
+from penstock.messages import other_region
 
 EXPECTED_TOKENS = 128  # of an output whose length is unknown
 EQUAL = 0.02  # share of the time by which the scores of equal engines may differ
@@ -60,11 +62,14 @@ def choose(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
         last = []
     scored = _scores(view, request, [place for place in able if place not in last] if last else able)
     scored.sort()
-    seconds, _, uncached, _ = scored[0]
+    seconds, _, uncached, _, _ = scored[0]
     limit = seconds + EQUAL * seconds + EQUAL_SECONDS
     equal = [one for one in scored if one[0] <= limit and one[2] <= uncached]
     if len(equal) > 1:
-        first = _of_two(sorted(equal, key=lambda one: one[1]), seed)
+        if len(view.means.distances) > 1:
+            nearest = min(one[4] for one in equal)
+            equal = [one for one in equal if one[4] == nearest]
+        first = _of_two(sorted(equal, key=lambda one: one[1]), seed) if len(equal) > 1 else equal[0]
         scored.remove(first)
         scored.insert(0, first)
     source, computes = _source(view, request, able, scored[0][1]) if view.exchanges else ("", False)
@@ -106,6 +111,8 @@ def _why_not(replica: ReplicaView, request: RouteRequest) -> str:
         return replica.status
     if replica.name in request.excluded:
         return "it has failed this request"
+    if request.regions and replica.region not in request.regions:
+        return other_region("it", replica.region, request.regions)
     if request.pool and replica.pool != request.pool:
         return "it has other weights or numerics"
     if request.prompt_tokens > replica.max_model_len:
@@ -117,7 +124,7 @@ def _why_not(replica: ReplicaView, request: RouteRequest) -> str:
 
 # -- the score --------------------------------------------------------------------------------------------------------
 
-_Scored = tuple[float, str, int, float]  # seconds, name, tokens that are not cached, tokens computed lately
+_Scored = tuple[float, str, int, float, float]  # seconds, name, uncached tokens, tokens computed lately, distance
 
 
 def _scores(view: FleetView, request: RouteRequest, able: list[int]) -> list[_Scored]:
@@ -125,11 +132,11 @@ def _scores(view: FleetView, request: RouteRequest, able: list[int]) -> list[_Sc
     expected = min(request.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
     costs, scored = view.costs, []
     for place in able:
-        name, wait, places, uncached_token, output_token, free_tokens, missing_token, recent = costs[place]
+        name, distance, wait, places, uncached_token, output_token, free_tokens, missing_token, recent = costs[place]
         uncached = tokens - cached[name] if name in cached else tokens
         memory = (uncached + expected - free_tokens) * missing_token
         seconds = wait + (memory if memory > places else places) + uncached * uncached_token + expected * output_token
-        scored.append((seconds, name, uncached, recent))
+        scored.append((seconds, name, uncached, recent, distance))
     return scored
 
 
@@ -149,8 +156,13 @@ def _source(view: FleetView, request: RouteRequest, able: list[int], chosen: str
     uncached = request.prompt_tokens - cached.get(chosen, 0)
     best, source = cost.wait + uncached * cost.uncached_token - APART_SECONDS, ("", False)
     for place, other in enumerate(view.replicas):
-        if other.role == "alone" or other.pool != replica.pool or other.name == chosen:
-            continue
+        if (
+            other.role == "alone"
+            or other.pool != replica.pool
+            or other.name == chosen
+            or other.region != replica.region
+        ):
+            continue  # pages are large, and may not leave the region
         has = cached.get(other.name, 0)
         if other.status in ("ready", "draining"):
             rest = request.prompt_tokens - max(has, cached.get(chosen, 0))

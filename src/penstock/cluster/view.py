@@ -27,6 +27,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     status: ReplicaStatus = "ready"
     pool: str = ""  # digest of weights and numerics: a stream goes on token-exactly only within a pool
     role: EngineRole = "alone"
+    region: str = ""
+    round_trip: float = 0.0  # seconds from here to the engine's machine and back, measured
 
     max_num_seqs: int = 1
     max_model_len: int = 1
@@ -55,5 +57,6 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 0  # that may follow; 0: unknown
     cached: Mapping[str, int] = _NOTHING  # tokens that the prefix cache of each replica probably has
     pool: str = ""  # "": any
+    regions: tuple[str, ...] = ()  # of the engines that may get it; (): all
     reads_pages: bool = True  # KV blocks of another engine may be used for it
     excluded: frozenset[str] = frozenset()  # names of replicas

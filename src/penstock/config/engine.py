@@ -69,6 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
     kv_disk: str = DEFAULTS["kv_disk"]  # see kv_disk.py; "": none
     role: EngineRole = "alone"  # in a fleet
+    region: str = DEFAULTS["region"]  # where the machine is
     pages: PageAccess | None = None  # None: no blocks are exchanged with other engines
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine

@@ -23,6 +23,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: float | None = DEFAULTS["request_timeout"]  # from a request to its last token; None: no limit
     first_token_timeout: float | None = DEFAULTS["first_token_timeout"]  # from a request to its first token
     drain_timeout: float = DEFAULTS["drain_timeout"]  # for requests in flight to finish after a signal to stop
+    context_policy: Literal["error", "drop-oldest"] = DEFAULTS["context_policy"]  # for a chat that is too long
 
 
 class ServerConfig(ServerLimits, frozen=True, kw_only=True):
@@ -76,6 +77,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     scale_down_after: float = DEFAULTS["scale_down_after"]  # seconds for which fewer engines must have been enough
     hold_timeout: float = DEFAULTS["hold_timeout"]  # seconds that a request waits for an engine of the fleet
     engines: str = DEFAULTS["engines"]  # elsewhere; "": the server has its own
+    region: str = DEFAULTS["region"]  # where this machine is; "": it has no name
     route: Literal["cost", "round-robin"] = DEFAULTS["route"]
     move_anywhere: bool = DEFAULTS["move_anywhere"]  # requests go on with other weights or numerics
     fleet_key: str = DEFAULTS["fleet_key"]  # between fronts and engines; a secret

@@ -30,17 +30,16 @@ from penstock.messages import (
     Stream,
     TokenDelta,
     Wake,
+    other_region,
 )
 
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
 
-_NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
 _ASLEEP = "the engine is asleep"
 _OTHER_WEIGHTS = (
     "the engine that was started again has other weights or kernels than the one before, so its streams cannot go on: "
     "the model's files, or the machine's software, changed while it ran"
 )
-_NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +81,7 @@ class StreamingClient:
         """The times of requests are on `clock`. With `pace`, an engine that makes no steps is given up."""
         self.info = info
         self.clock = clock
+        self.round_trip: Callable[[], float] = lambda: 0.0  # seconds to the engine's machine and back
         self._link = link
         self._streams = streams
         self._recovery = Recovery(clock)
@@ -97,7 +97,7 @@ class StreamingClient:
         stream = self.open(request)
         stream.gather = gather
         reader = DeltaReader(stream)
-        timers = self._timers(stream)
+        timers = stream.watch_deadlines(self.clock(), self._loop.call_later)
         try:
             while deltas := await reader.read():
                 for delta in deltas:
@@ -114,6 +114,8 @@ class StreamingClient:
         """Send a request. The caller must `release` the stream of its deltas. Raises what `generate` raises before
         them."""
         frame = self._encode(request)
+        if request.regions and self.info.region not in request.regions:
+            raise EngineError(other_region("the engine", self.info.region, request.regions))
         self._recovery.check(request)
         stream = self._streams.open(request)
         if self._streams.down or self._recovery.holding:
@@ -192,22 +194,6 @@ class StreamingClient:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await self._link.close()
-
-    def _timers(self, stream: Stream) -> list[asyncio.TimerHandle]:
-        """End the stream at its deadlines."""
-        request, timers = stream.request, []
-
-        def first() -> None:
-            if not stream.has_tokens:
-                stream.fail(DeadlineExceeded(_NO_TOKEN))
-
-        now = self.clock()
-        if request.first_token_deadline is not None:
-            timers.append(self._loop.call_later(max(request.first_token_deadline - now, 0.0), first))
-        if request.deadline is not None:
-            after = max(request.deadline - now, 0.0)
-            timers.append(self._loop.call_later(after, lambda: stream.fail(DeadlineExceeded(_NOT_DONE))))
-        return timers
 
     # -- sleep ------------------------------------------------------------------------------------------------
 

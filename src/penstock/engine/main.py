@@ -161,6 +161,7 @@ def engine_info(
         identity=capacity.identity,
         max_step_tokens=config.max_num_batched_tokens,
         role=config.role,
+        region=config.region,
         page_port=page_port,
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

@@ -275,16 +275,18 @@ class _GenerateRoute(_Route):
     async def _generate(self, call: Call, info: RequestInfo, send: Send, trial: Trial | None) -> Answer | None:
         """Returns the whole answer; None if it was streamed."""
         begin = call.generation if trial is None else partial(trial.generation, call)
-        generation = begin(info.start, info.request_id, info.trace)
+        generation, headers = begin(info.start, info.request_id, info.trace), call.headers
+        if dropped := generation.usage.dropped_messages:
+            headers = {**headers, "x-dropped-messages": str(dropped)}
         if info.account is not None:
             generation.usage.price = info.account.shown_price
         try:
             if call.stream:
                 silent = None if trial is None else trial.silent_seconds
                 after = self._site.limits.retry_after
-                await stream(generation, call.codec, send, after, call.keep, call.headers, silent)
+                await stream(generation, call.codec, send, after, call.keep, headers, silent)
                 return None
-            return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=call.headers)
+            return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=headers)
         finally:
             info.shown = generation.shown()
             if info.account is not None:

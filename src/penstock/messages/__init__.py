@@ -61,6 +61,7 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
     StepLease,
+    other_region,
 )
 from penstock.messages.request import (
     LATER_PRIORITY,

@@ -1,5 +1,6 @@
 """Messages from an engine to its client: new tokens of a choice, stats, and facts about the engine."""
 
+import operator
 from itertools import zip_longest
 from typing import Literal
 
@@ -16,6 +17,9 @@ class ComputeUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rejected: int = 0  # of these, draft tokens that were refused
     step_seconds: float = 0.0  # its part of the time of its steps
     block_seconds: float = 0.0  # KV blocks held, times seconds
+
+    def __add__(self, other: "ComputeUsage") -> "ComputeUsage":
+        return ComputeUsage(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -161,6 +165,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     max_step_tokens: int = 0  # tokens of the largest step; 0: unknown
     role: EngineRole = "alone"
+    region: str = ""  # where its machine is; "": it has no name
     page_port: int = 0  # where other engines read KV blocks; 0: they do not
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does
 

@@ -68,6 +68,12 @@ class EngineError(Exception):
     """The engine cannot serve: it has died, is closing, or never started. The message is fit for a user."""
 
 
+def other_region(what: str, region: str, allowed: Sequence[str]) -> str:
+    """Return why `what` may not get a request whose tenant is bound to regions."""
+    where = f"is in region {region}" if region else "has no --region"
+    return f"{what} {where}, and the tenant's requests stay in {', '.join(allowed)}"
+
+
 class RequestRejected(ValueError):
     """This request can never be served as it is; the message names the value, the limit and the remedy."""
 

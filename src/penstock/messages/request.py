@@ -85,6 +85,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
     share: TenantShare | None = None  # of the tenant; None: tenants are not told apart
+    regions: tuple[str, ...] = ()  # of the engines that may get it; (): all
     priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
     behind: float = 0.0  # seconds that are added as well, so that others come between the prompts of one client request
     # Seconds on the clock of the process that holds the request. A link to a process with another clock converts them.

@@ -2,6 +2,7 @@
 one engine and a client of several engines can both use it."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -10,6 +11,11 @@ from penstock.messages.delta_buffer import DeltaBuffer
 from penstock.messages.plan import FinishReason
 from penstock.messages.protocols import DeadlineExceeded, EngineError
 from penstock.messages.request import GenerateRequest
+
+T = TypeVar("T")
+
+_NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
+_NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 
 class Stream:
@@ -94,6 +100,23 @@ class Stream:
         """End the stream with an error, after all deltas pushed so far. A second error is ignored."""
         self.error = self.error or error
         self.notify()
+
+    def watch_deadlines(
+        self, now: float, later: Callable[[float, Callable[[], None]], T], collect: Callable[[], None] = lambda: None
+    ) -> list[T]:
+        """Let the stream end at its deadlines. `later` calls a function after some seconds, and returns its timer.
+        `collect` takes what engines have sent."""
+
+        def first() -> None:
+            collect()
+            if not self.has_tokens:
+                self.fail(DeadlineExceeded(_NO_TOKEN))
+
+        def last() -> None:
+            self.fail(DeadlineExceeded(_NOT_DONE))
+
+        ends = ((self.request.first_token_deadline, first), (self.request.deadline, last))
+        return [later(max(deadline - now, 0.0), end) for deadline, end in ends if deadline is not None]
 
     def aborted(self) -> list[TokenDelta]:
         """Return deltas that end the unfinished choices with "abort"."""

@@ -24,6 +24,10 @@ class MeasuredReplica(Protocol):
     @property
     def status(self) -> str: ...
     @property
+    def region(self) -> str: ...
+    @property
+    def round_trip(self) -> float: ...
+    @property
     def open_requests(self) -> int: ...
     @property
     def stats(self) -> EngineStats: ...
@@ -76,6 +80,11 @@ class FleetSeries:
             for status in STATUSES:
                 states.add_metric([replica.name, status], float(replica.status == status))
         yield states
+        text = "Seconds to the engine's machine and back, as measured in the last seconds."
+        trips = GaugeMetricFamily("penstock_replica_round_trip_seconds", text, labels=["replica", "region"])
+        for replica in replicas:
+            trips.add_metric([replica.name, replica.region], replica.round_trip)
+        yield trips
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=["replica"])
             for replica in replicas:

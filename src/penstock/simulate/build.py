@@ -207,4 +207,5 @@ def _make_replica(
         role=spec.role,
         page_seconds=sized.page_seconds,
         step_tokens=sized.limits.max_num_batched_tokens,
+        round_trip=spec.round_trip,
     )

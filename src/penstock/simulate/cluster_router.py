@@ -56,6 +56,8 @@ class _KnownReplica:
         return ReplicaView(
             name=replica.name,
             role=replica.role,
+            region=replica.region,
+            round_trip=replica.round_trip,
             max_num_seqs=replica.slots,
             max_model_len=2**31,
             kv_tokens=replica.kv_tokens,

@@ -59,13 +59,15 @@ class SimulatedReplica:
         role: EngineRole = "alone",
         page_seconds: float = 0.0,
         step_tokens: int = 0,
+        round_trip: float = 0.0,
     ) -> None:
         """`page_seconds`: for the KV blocks of a token to come from another replica. `step_tokens`: of a step, at
-        most."""
+        most. `round_trip`: seconds from the router and back."""
         self.name, self.group, self.model, self.region = name, group, model, region
         self.scheduler, self.capacity, self.cost = scheduler, capacity, cost
         self.machine, self.queue, self.clock = machine, queue, clock
         self.role, self.page_seconds, self.step_tokens = role, page_seconds, step_tokens
+        self.round_trip = round_trip
         self.batches = scheduler if isinstance(scheduler, BatchScheduler) else None
         self.state: ReplicaState = "ready"
         self.reachable = True  # from the router

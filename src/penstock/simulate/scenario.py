@@ -44,6 +44,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_models: bool = False  # each replica has a model of its own, named GROUP-0, GROUP-1, ...
     role: EngineRole = "alone"  # with the router cluster: what it computes (docs/disaggregation.md)
     region: str = ""
+    round_trip: float = 0.0  # seconds from the router to this region and back
     price: float | None = None  # of a device for an hour; null: that of the price book
     spot: bool = False  # the price book's spot price
     start_seconds: float = 60.0  # from an order until it is ready
@@ -57,7 +58,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} {getattr(self, name)}: give a whole number from 1 to {10**7}")
         if self.count > MAX_REPLICAS:
             raise ValueError(f"count {self.count}: give at most {MAX_REPLICAS} replicas")
-        for name in ("window", "start_seconds", "target_step_ms", "kv_tokens", "max_waiting", "machines", "price"):
+        seconds = ("window", "start_seconds", "target_step_ms", "round_trip")
+        for name in (*seconds, "kv_tokens", "max_waiting", "machines", "price"):
             if not 0 <= (getattr(self, name) or 0) <= 1e9:
                 raise ValueError(f"{name} {getattr(self, name)}: give a number from 0 to 1e9")
         if self.machines > self.count:

@@ -167,8 +167,8 @@ class Simulation:
             self._transfer(routed.source, request)
 
     def _send(self, replica: SimulatedReplica, message: GenerateRequest) -> None:
-        if self._front:
-            self.later(self._front, self._deliver, replica, message)
+        if seconds := self._front + replica.round_trip:  # both ways: tokens are not delayed once more
+            self.later(seconds, self._deliver, replica, message)
         else:
             self._deliver(replica, message)
 
@@ -191,7 +191,9 @@ class Simulation:
 
     @staticmethod
     def _takes(replica: SimulatedReplica, request: SimulatedRequest) -> bool:
-        return replica.state == "ready" and replica.reachable and request.model in ("", replica.model, replica.group)
+        allowed = not request.regions or replica.region in request.regions
+        able = allowed and replica.state == "ready" and replica.reachable
+        return able and request.model in ("", replica.model, replica.group)
 
     def move(self, request: SimulatedRequest) -> None:
         """Sends a request again, with the tokens that it has, after its replica has ended."""

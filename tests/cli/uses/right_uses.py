@@ -30,6 +30,7 @@ SERVER = (
     "--host 127.0.0.1 --port 8197 --grpc-port 8198 --served-model-name ours,also-ours --api-key secret "
     "--tls-certificate cert.pem "
     "--tls-key key.pem --allow-insecure-bind --manage-models --truncate-embeddings --wires openai,kserve "
+    "--context-policy drop-oldest "
     "--seed 7 --max-waiting 64 --max-waiting-tokens 9000 "
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
@@ -71,7 +72,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
     "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB --max-loaded 2 --min-stay 5",
-    f"plan tiny --engines 127.0.0.1:9000 {FLEET} --route round-robin --move-anywhere",
+    f"plan tiny --engines 127.0.0.1:9000 {FLEET} --region north --route round-robin --move-anywhere",
     "plan tiny --replicas 2 --prefill-replicas 1",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
 )
@@ -158,8 +159,8 @@ SCALED = (  # tests/cluster/test_kubernetes.py runs it
     "fleet scale 127.0.0.1:1 --on kubernetes:default/deployment/engines --replicas 2 --servers http://127.0.0.1:1 "
     "--threads 1 --window 60 --idle 60 --standby 1 --kubernetes-api {api} --fleet-key secret"
 )
-ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0 --role both --page-port 0"
-FRONT = f"serve --engines {{engine}} {FLEET} --route round-robin --move-anywhere"
+ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0 --role both --page-port 0 --region north"
+FRONT = f"serve --engines {{engine}} {FLEET} --region north --route round-robin --move-anywhere"
 OF_FLEET: Sequence[str] = (f"fleet status {{engine}} {FLEET}", f"fleet drain {{engine}} --grace 1 {FLEET}")
 WITH_SERVER: Sequence[str] = (
     "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 40 "

@@ -46,10 +46,17 @@ class EngineHostProcess:
         os.kill(self.process.pid, number)
 
 
-def start_engine(log: Path, *flags: str, model: str = EMBEDDED, port: int = 0) -> subprocess.Popen[bytes]:
-    """Start `penstock engine`. It may take seconds until it listens."""
-    listen = ("--listen", f"127.0.0.1:{port}", "--threads", "1", "--kv-cache-memory", "64MiB")
-    command = [sys.executable, "-m", "penstock", "engine", model, *listen, *flags]
+def start_engine(
+    log: Path,
+    *flags: str,
+    model: str = EMBEDDED,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    within: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `penstock engine`, by the command `within`. It may take seconds until it listens."""
+    listen = ("--listen", f"{host}:{port}", "--threads", "1", "--kv-cache-memory", "64MiB")
+    command = [*within, sys.executable, "-m", "penstock", "engine", model, *listen, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PENSTOCK_FLEET_KEY": KEY}
     with log.open("wb") as sink:
         return subprocess.Popen(bound(command), stdout=sink, stderr=sink, env=environment, start_new_session=True)

@@ -76,6 +76,11 @@ async def test_prompts_are_computed_by_one_engine_and_answered_by_another(hosts,
         assert decode.stats.prefill_tokens < 40 * REQUESTS, "only what is left of each last block"
         again = [await ask(fleet, long(i, "new")) for i in range(3)]
         assert [one.ends[0].cached_tokens for one in again] == [0, 0, 0], "they were computed for these requests"
+        for i, one in enumerate(again):  # what a choice has used counts both engines
+            used = [end.timing.usage for end in one.ends.values()]
+            computed, prompt = sum(each.computed for each in used), len(long(i, "").prompt_ids)
+            assert prompt <= computed <= prompt + 16 + sum(map(len, one.choices.values())), used
+            assert all(each.step_seconds > 0 and each.block_seconds > 0 for each in used)
         assert not prefill.parts and not decode.parts
 
 

@@ -20,9 +20,10 @@ from penstock.engine.remote.listener import Listener
 from penstock.engine.remote.tcp import FIRST_FRAME_BYTES, TcpConnection
 from penstock.engine.shared.hub import Hub
 from penstock.messages import BlockChanges, EngineError, WatchBlocks
+from tests.chaos.proxy import Link, proxied
 from tests.e2e.certificates import Authority
 from tests.engine.simulated import BACKEND, Scenario, ask, config, expected
-from tests.patience import PATIENCE, until
+from tests.patience import AT_ONCE, PATIENCE, until
 from tests.schedule.simulated import request
 
 SLOW = Scenario(step_seconds=0.005)
@@ -255,6 +256,50 @@ async def test_tls(host: Start, tmp_path: Path) -> None:
         await connect_engine(address, "secret", ssl.create_default_context())
     with pytest.raises(EngineError):
         await connect_engine(address, "secret")
+
+
+async def test_the_round_trip_is_measured_at_the_front(host: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way becomes longer, and then shorter again. The shortest of the last round trips counts."""
+    monkeypatch.setattr(tcp, "BEAT_SECONDS", 0.02)
+    running = await host()
+    async with proxied(int(running.address.partition(":")[2]), Link(delay=0.03)) as proxy:
+        front = await connect_engine(f"127.0.0.1:{proxy.port}", "secret")
+        assert 0.03 <= front.round_trip() < AT_ONCE, "the handshake was measured"
+        proxy.slow = 0.1
+        await until(lambda: front.round_trip() >= 0.13, "the longer way")
+        proxy.slow = 0.0
+        await until(lambda: 0.03 <= front.round_trip() < 0.13, "the shorter way")
+        asked = request("a", 5, 30)
+        assert (await ask(front, asked)).choices[0] == expected(asked)
+        assert running.client.round_trip() == 0.0, "the engine's end measures nothing"
+        await front.close()
+
+
+async def test_an_end_that_reads_nothing_gets_no_more_echoes() -> None:
+    end, wire_ = TcpConnection(), Transport()
+    end.connection_made(wire_)
+    ping = b"\x01\x00\x00\x00?"
+    end.data_received(2 * ping)
+    assert wire_.data == b"\x01\x00\x00\x00!" * 2
+    end.pause_writing()
+    end.data_received(1000 * ping)
+    assert len(wire_.data) == 10
+    end.close()
+
+
+async def test_a_ping_without_an_echo_is_sent_again() -> None:
+    end, wire_ = TcpConnection(), Transport()
+    end.connection_made(wire_)
+    end.measure(0.5)
+    for ago, pings in ((0.0, 1), (0.0, 1), (tcp.SILENCE_SECONDS, 2)):
+        if end._pinged is not None:
+            end._pinged -= ago
+        end._heard = True
+        end._look()
+        assert wire_.data.count(b"?") == pings
+    end.data_received(b"\x01\x00\x00\x00!")
+    assert end._pinged is None and 0.0 <= end.round_trip < 0.5
+    end.close()
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------

@@ -339,6 +339,26 @@ async def test_quotas_and_the_ledger_count_tokens_and_money(
     assert last[2:7] == (0, 0, 0, 0, 0)  # the refused one
 
 
+async def test_a_bound_tenant_reaches_only_providers_of_its_regions(
+    gateway: Make, provider: FakeProvider, tmp_path: Path
+) -> None:
+    key, key_id, stored = new_key()
+    tenants = tmp_path / "tenants.yaml"
+    entry = {"keys": [{"name": "default", "id": key_id, "hash": stored}], "regions": ["eu"]}
+    tenants.write_text(json.dumps({"tenants": {"search": entry}}))
+    provider.replies = [Reply(STREAMS["openai"][0])]
+    server = {"tenants": str(tenants), "region": "eu"}
+    for region, status in (("", 403), ("us", 403), ("eu", 200)):
+        site = await gateway(fallbacks={NAME: ["remote"]}, server=server, region=region)
+        site.http.headers["authorization"] = f"Bearer {key}"
+        response = await site.ask()
+        assert response.status_code == status, response.text
+        assert (await site.ask(NAME)).status_code == 200
+        site.engine.dies_after = 0
+        assert (await site.ask(NAME)).status_code == status, "a fallback is no way out of the region"
+    assert len(provider.requests) == 2
+
+
 async def test_public_clients(gateway: Make, provider: FakeProvider) -> None:
     """The companies' own Python packages read what this server makes of a provider's stream."""
     site = await gateway("anthropic")

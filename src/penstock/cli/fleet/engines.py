@@ -23,6 +23,7 @@ def show_status(engines: str, key: str | None, authority: str) -> int:
         cached = sum(stats.blocks_cached) / max(sum(stats.blocks_total), 1)
         return (
             status,
+            f"{info.region} {1000 * client.round_trip():.1f} ms".lstrip(),
             info.model,
             info.identity.fingerprint[:8],
             f"{stats.running} of {info.max_num_seqs}",
@@ -36,8 +37,10 @@ def show_status(engines: str, key: str | None, authority: str) -> int:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("engine", "status", "model", "pool", "running", "waiting", "KV held + cached", "restarts"):
+    for name in ("engine", "status", "region, away", "model", "pool", "running", "waiting"):
         table.add_column(name)
+    table.add_column("KV held + cached")
+    table.add_column("restarts")
     for address, row, error in rows:
         table.add_row(address, *(row or ("no answer", error)))
     Console().print(table)

@@ -45,6 +45,7 @@ class TenantEntry(FilePart, frozen=True):
     scheduling_class: str = msgspec.field(default="standard", name="class")
     group: str = ""  # tenants of a group share prefix cache entries
     kv_share: float = 1.0  # of the KV blocks, see TenantShare
+    regions: tuple[str, ...] = ()  # that its requests stay in; (): they may go anywhere
     limits: QuotaLimits = QuotaLimits()
     audit_text: bool = False  # the audit log has the texts of this tenant's requests, not only their digests
     keys: tuple[KeyEntry, ...] = ()

@@ -97,6 +97,9 @@ def _tenant_mistakes(tenant: TenantEntry, classes: Any) -> Iterator[tuple[str, s
     if tenant.scheduling_class not in classes:
         known = ", ".join(sorted(classes))
         yield "class", f"there is no class {tenant.scheduling_class!r}; give one of {known}, or add it to classes"
+    for name in tenant.regions:
+        if not NAME.fullmatch(name):
+            yield "regions", f"{name!r} is no name: give up to 64 letters, digits, '.', '_' and '-'"
     for field in tenant.limits.__struct_fields__:
         if (value := getattr(tenant.limits, field)) is not None and not 0 <= value <= 2**53:
             yield f"limits.{field}", f"it is {value}; give 0 or more, or leave it out for no limit"

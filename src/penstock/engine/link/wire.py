@@ -185,7 +185,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
 Event = Ready | Ended | Step | SharedState | Order | Offer
 
-LINK_VERSION = 1  # of these messages between machines. Another one for a change that an older program cannot read.
+LINK_VERSION = 2  # of these messages between machines. Another one for a change that an older program cannot read.
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,9 @@ async def connect_engine(
     mux = Mux(connection, TcpConnection.attach)
     link = HubLink(mux, HUB, clock, gone=lambda: f"engine {address}: {connection.lost}", leave=mux.close)
     try:
-        return await link.client()
+        client = await link.client()
+        client.round_trip = lambda: connection.round_trip
+        return client
     except BaseException:
         mux.close()
         raise

@@ -11,6 +11,7 @@ signed: that is what TLS is for.
 import asyncio
 import hmac
 import secrets
+import time
 from hashlib import sha256
 from typing import TypeVar
 
@@ -118,7 +119,9 @@ async def introduce(connection: TcpConnection, key: str, front: str) -> None:
     async with asyncio.timeout(SECONDS):
         end = FrontEnd(key, front)
         connection.send(end.greet(await connection.frame()))
+        began = time.monotonic()
         end.check(await connection.frame())
+        connection.measure(time.monotonic() - began)
 
 
 def _read(frame: bytes, kind: type[M]) -> M:

@@ -2,10 +2,12 @@
 
 Both ends send an empty frame when they have sent nothing else for a while. An end that receives nothing for
 SILENCE_SECONDS closes the connection: the other machine, its process or the network between them has stopped.
+A front sends pings, which the other end answers with echoes: frames of one byte.
 """
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -17,6 +19,8 @@ FIRST_FRAME_BYTES = 4096  # largest frame before the other end has proved that i
 FRAME_BYTES = 256 << 20  # largest frame after that
 LINGER_SECONDS = 5.0  # for the last frames to leave
 UNREAD_BYTES = 1 << 20  # in the socket's buffer, beyond which steps are merged
+_ROUND_TRIPS = 8  # of which the shortest counts: the others waited for an event loop
+_PING, _ECHO = b"?", b"!"
 _LENGTH = struct.Struct("<I")
 
 
@@ -43,8 +47,19 @@ class TcpConnection(asyncio.Protocol):
         self._beat: asyncio.TimerHandle | None = None
         self._heard = self._sent = True  # since the last beat
         self._silent = 0  # beats without anything received
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)  # seconds
+        self._pinged: float | None = None  # when the ping was sent whose echo has not come
 
     # -- use ------------------------------------------------------------------------------------------------------
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds until the other end's answer, as measured in the last seconds."""
+        return min(self._round_trips, default=0.0)
+
+    def measure(self, seconds: float) -> None:
+        """Measure the round trip from now on, of which the first took so long."""
+        self._round_trips.append(seconds)
 
     async def frame(self) -> bytes:
         """Return the next frame. Raises EngineError if the connection is lost. The caller bounds the time."""
@@ -115,8 +130,11 @@ class TcpConnection(asyncio.Protocol):
             if body + length > size:
                 break
             begin = body + length
-            if length:
-                self._take(bytes(memoryview(buffer)[body:begin]))
+            frame = bytes(memoryview(buffer)[body:begin])
+            if frame in (_PING, _ECHO):
+                self._echo(frame)
+            elif frame:
+                self._take(frame)
         if begin:
             del buffer[:begin]
 
@@ -138,10 +156,21 @@ class TcpConnection(asyncio.Protocol):
         if self._silent * BEAT_SECONDS >= SILENCE_SECONDS:
             self._failed(f"nothing was received for {SILENCE_SECONDS:g} s")
             return
-        if not self._sent:
+        now = self._loop.time()
+        if self._round_trips and (self._pinged is None or now - self._pinged > SILENCE_SECONDS):  # the echo was dropped
+            self._pinged = now
+            self.send(_PING)
+        elif not self._sent:
             self.send(b"")
         self._heard = self._sent = False
         self._beat = self._loop.call_later(BEAT_SECONDS, self._look)
+
+    def _echo(self, frame: bytes) -> None:
+        if frame == _PING and not self.behind:  # else an end that reads nothing could fill the memory
+            self.send(_ECHO)
+        elif frame == _ECHO and self._pinged is not None:
+            self._round_trips.append(self._loop.time() - self._pinged)
+            self._pinged = None
 
     def _failed(self, reason: str) -> None:
         if not self.lost:

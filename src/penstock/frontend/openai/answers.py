@@ -5,6 +5,7 @@ from typing import Any
 _HEAD = {"id": str, "created": int, "model": str, "system_fingerprint?": str}
 _USAGE = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int),
+    "dropped_messages?": int,
     "cost?": float,
     "prompt_tokens_details": {"cached_tokens": int},
     "completion_tokens_details": dict.fromkeys(

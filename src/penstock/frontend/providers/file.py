@@ -48,6 +48,7 @@ class ProviderEntry(FilePart, frozen=True):
     url: str = ""  # up to and with /v1; "": the company's own
     key_env: str = ""  # the environment variable that has the API key
     key_file: str = ""  # or the file that has it
+    region: str = ""  # where it is, for tenants that are bound to regions
     private: bool = False  # the address may be loopback or in a private network, and plain HTTP
     accepts: tuple[str, ...] = ()  # names of OPTIONAL
     timeout: float = 600.0  # for a whole answer

@@ -1,6 +1,6 @@
 """Prepares a chat for the engine: prompt, grammar, limit, and the reader of its answer. Independent of the wire."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
+from penstock.frontend.requests.context_policy import ANSWER_PART, Messages, encode_newest
 from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import encode_chat, encode_text, tokens_left
@@ -44,6 +45,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSource | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"  # its name in errors
+    drop_oldest: bool = False  # oldest turns may be left out if the prompt is too long
     shorten: bool = False  # a limit beyond the context is lowered, instead of refused
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -63,8 +65,10 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
     model, limits, use, options = context.model, context.limits, chat.use, chat.options
     if model.remote is not None:
         check_messages(chat.prompt)
+        if chat.drop_oldest:
+            raise invalid(f"truncation: model {model.name!r} is at a provider; shorten the input", "truncation")
         return await model.remote.prepare(context, chat)
-    prompt = await encode_messages(context, chat.prompt, body_size)
+    prompt, dropped = await _encode(context, chat, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
         wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt.param))
@@ -97,7 +101,23 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
         grammar=grammar,
         shown=shown,
     )
-    return PreparedChat(part, reader)
+    return PreparedChat(replace(part, dropped=dropped) if dropped else part, reader)
+
+
+async def _encode(context: ModelContext, chat: ChatRequest, body_size: int) -> tuple[Encoded, int]:
+    """Returns the prompt, and how many of the messages are missing from it. Raises APIError 400."""
+    drops = chat.drop_oldest or context.limits.context_policy == "drop-oldest"
+    if not drops or chat.prompt.plain:
+        return await encode_messages(context, chat.prompt, body_size), 0
+
+    def encode(messages: Messages) -> Awaitable[Encoded]:
+        return encode_messages(context, replace(chat.prompt, messages=messages), body_size)
+
+    length = context.model.max_model_len
+    wanted = chat.max_tokens or length
+    if chat.max_tokens is None or chat.shorten:
+        wanted = min(wanted, length // ANSWER_PART)
+    return await encode_newest(chat.prompt.messages, encode, length, wanted)
 
 
 def plain_text(text: str, param: str, suffix: str = "", last_tokens: int | None = None) -> ChatMessages:

@@ -67,6 +67,7 @@ MEANINGS: Mapping[str, str] = {
     "continue_final_message": "Go on with the last message instead of a new one. Default: false.",
     "chat_template_kwargs": "Variables for the chat template.",
     "raw": "Do not use the chat template. Default: false.",
+    "truncation": "With auto, an input that is too long loses its oldest turns. Default: disabled, an error.",
     "prediction": "A text that the answer will resemble; it makes the answer faster.",
     # when it is run
     "priority": "Seconds: a lower one runs sooner. Default: 0.",

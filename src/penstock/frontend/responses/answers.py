@@ -53,7 +53,7 @@ RESPONSE = {
     "tools": [
         {"type": "function", "name": str, "description": (str, None), "parameters": ({str: Any}, None), "strict": bool}
     ],
-    "truncation": "disabled",
+    "truncation": ("auto", "disabled"),
 }
 DELETED = {"id": str, "object": "response", "deleted": bool}
 INPUT_TOKENS = {"object": "response.input_tokens", "input_tokens": int}

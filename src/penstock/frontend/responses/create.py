@@ -63,6 +63,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
         grammar=read_grammar(fields),
         max_tokens=fields.max_output_tokens,
         max_tokens_param="max_output_tokens",
+        drop_oldest=fields.truncation == "auto",
     )
     part, reader = await prepare_chat(context, chat, size + (0 if chain is None else chain.size))
     store = context.storage is not None and fields.store is not False
@@ -158,7 +159,7 @@ def _shown_fields(
         "tool_choice": fields.tool_choice or "auto",
         "tools": [_shown_tool(tool) for tool in function_tools(fields)],
         "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "truncation": fields.truncation or "disabled",
         "user": fields.user,
     }
 

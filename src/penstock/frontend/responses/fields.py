@@ -1,7 +1,7 @@
 """The parameters of OpenAI's Responses API. Unknown parameters are refused by name, except in items: clients send back
 the items of earlier answers, with fields of their own."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -65,9 +65,9 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: TextFields | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     # refused unless they have no effect
     conversation: Annotated[Any, unsupported()] = None
-    truncation: Annotated[Any, unsupported("disabled")] = None
 
 
 @with_sampling

@@ -94,6 +94,8 @@ class RequestAccount:
     def on(self, model: ServedModel) -> ServedModel:
         """Returns the model with an engine whose requests are counted here. Raises APIError 403."""
         self.grant.check_model(model.names)
+        if model.remote is not None:
+            self.grant.check_region("the provider", model.remote.provider.entry.region)
         self._model, self._version = model.name, model.fingerprint
         return model.with_client(cast(EngineClient, AccountedClient(model.client, self)))
 
@@ -118,7 +120,7 @@ class RequestAccount:
         return use
 
     def request(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, share=self._share)
+        return replace(request, share=self._share, regions=self.grant.entry.regions)
 
     def ended(self, use: EngineUse, client: EngineClient) -> None:
         """Settles a request to the engine. If its client has gone, the engine says what it used when it has stopped."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from penstock.config.tenants.entries import KeyEntry, TenantEntry, TenantsFile
 from penstock.frontend.errors import APIError
+from penstock.messages import other_region
 
 
 class Grant(NamedTuple):
@@ -33,6 +34,13 @@ class Grant(NamedTuple):
         """Raises APIError 403 if the key is not for the model with these names."""
         if self.key is not None and self.key.models and not set(names) & set(self.key.models):
             raise _refused("model", self.key.models, "model_not_allowed", "model")
+
+    def check_region(self, what: str, region: str) -> None:
+        """Raises APIError 403 if the tenant's requests may not go to `what`, which is in a region."""
+        allowed = self.entry.regions
+        if allowed and region not in allowed:
+            message = f"{other_region(what, region, allowed)}; use a server and models there"
+            raise APIError(403, message, code="region_not_allowed")
 
 
 def _refused(what: str, allowed: tuple[str, ...], code: str, param: str | None = None) -> APIError:

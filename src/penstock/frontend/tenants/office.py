@@ -39,15 +39,15 @@ def open_office(server: ServerConfig, siblings: Siblings | None) -> "TenantOffic
 
         process = 0 if siblings is None else siblings.number
         books = cast(Books, RedisBooks(server.quota_redis, books, unsettled, process))
-    return TenantOffice(keys, books, ledger)
+    return TenantOffice(keys, books, ledger, server.region)
 
 
 class TenantOffice:
     """The keys and the books of a server with tenants."""
 
-    def __init__(self, keys: TenantKeys, books: Books, ledger: Path | None) -> None:
-        """`ledger` is its file; None: the server has none."""
-        self.keys, self.books = keys, books
+    def __init__(self, keys: TenantKeys, books: Books, ledger: Path | None, region: str) -> None:
+        """`ledger` is its file; None: the server has none. `region` is the server's."""
+        self.keys, self.books, self._region = keys, books, region
         self._ledger, self._refused = ledger, False
         self._reading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,8 +55,9 @@ class TenantOffice:
 
     def open(self, grant: Grant, wire: str, answer_id: str, headers: Headers) -> RequestAccount:
         """Returns the account of a request, which adds to the `headers` of its answer. Raises APIError 403 if its key
-        is not for this API, and 503 if the audit log must be written and cannot be."""
+        is not for this API, or its tenant not for this region, and 503 if the audit log must and cannot be written."""
         grant.check_wire(wire)
+        grant.check_region("this server", self._region)
         if self._refused or self.books.refuses:
             message = "the server cannot write its audit log, and refuses requests until it can; try again later"
             raise APIError(503, message, code="audit_unavailable", retry_after=5)

@@ -51,6 +51,7 @@ class SimulatedRequest:
     priority: int = 0
     tenant: str = ""
     weight: float = 1.0  # of the tenant
+    regions: tuple[str, ...] = ()  # of the replicas that may get it; (): all
     timeout: float = 0.0  # seconds to the last token; 0: none
     first_token_timeout: float = 0.0
     turn: int = 1  # of its session, from 1

@@ -56,6 +56,7 @@ class TrafficSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skew: float = 1.0
     tenant: str = ""
     weight: float = 1.0  # of the tenant's share, with `tenants` of the replicas
+    regions: tuple[str, ...] = ()  # that its requests stay in; (): any
     priority: int = 0
     timeout: float = 0.0
     first_token_timeout: float = 0.0
@@ -151,6 +152,7 @@ class TrafficSource:
             spec.priority,
             spec.tenant,
             spec.weight,
+            spec.regions,
             spec.timeout,
             spec.first_token_timeout,
             turn,
