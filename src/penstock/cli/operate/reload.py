@@ -95,7 +95,7 @@ class Reloader:
         load = await loader(new, served)
 
         async def start() -> M:
-            client, costs = await self._start_engine(new, served.client.info)
+            client, costs = await self._start_engine(new, served.client.info, beside)
             try:
                 model = await load(client, costs)
             except BaseException:
@@ -106,13 +106,15 @@ class Reloader:
 
         return start
 
-    async def _start_engine(self, new: LoadedVersion, before: EngineInfo) -> tuple[StreamingClient, CostModel | None]:
-        """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
-        and CheckpointError."""
+    async def _start_engine(
+        self, new: LoadedVersion, before: EngineInfo, beside: bool
+    ) -> tuple[StreamingClient, CostModel | None]:
+        """Returns the client of a new engine that has computed a token, and the costs of its steps. `beside`: the old
+        engine answers meanwhile. Raises EngineError and CheckpointError."""
         prepared = new.prepared
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         if self._shares is not None:
-            client = await self._shares.start_engine(prepared, check)
+            client = await self._shares.start_engine(prepared, check, replaces=beside)
         else:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
         try:

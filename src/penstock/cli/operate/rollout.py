@@ -41,7 +41,10 @@ def change_rollout(server: RepositoryServer, name: str, what: str, fields: dict[
 def show_rollouts(server: RepositoryServer) -> None:
     """Prints where each rollout stands, and a table of its judges."""
     console = Console()
-    for row in server.ask("/v2/repository/rollouts")["rollouts"]:
+    rows = server.ask("/v2/repository/rollouts")["rollouts"]
+    if not rows:
+        print("no rollout was started; begin one with: penstock rollout start NAME --candidate VERSION")
+    for row in rows:
         share = f"{row['share']}%" if row["share"] else SHADOW
         status = f"{row['status']} at {share}" if row["status"] in ("running", "paused") else row["status"]
         console.print(

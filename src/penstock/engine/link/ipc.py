@@ -63,7 +63,7 @@ async def connect(
     streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config, clock))
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
-        following = msgspec.structs.replace(config, incarnation=incarnation)
+        following = msgspec.structs.replace(config, incarnation=incarnation, replaces=False)
         return await _ready(_start(following, child.command, cpus), streams)
 
     info, process = await _ready(child, streams)

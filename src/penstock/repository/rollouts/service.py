@@ -108,7 +108,7 @@ class RepositoryRollouts:
             raise LoadFailed(str(error)) from None
         ready = self._ready(name)
         if not ready:
-            raise LoadFailed(f"model {name!r} is not ready, or of a kind that has no rollouts: a pipeline")
+            raise LoadFailed(f"no ready model is named {name!r}, or it is a pipeline: those have no rollouts")
         if name in self._running:
             other = self._running[name].rollout.record.candidate
             raise LoadFailed(f"model {name!r} has a rollout of version {other}; abort it first")
