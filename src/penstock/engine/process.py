@@ -22,9 +22,7 @@ from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
-# Of the import of torch beside other engines: it gets a tenth of a processor that they use. An engine that replaces
-# another one gets a fiftieth: no request waits for it.
-IMPORT_NICE, REPLACEMENT_NICE = 10, 19
+IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
 
 
 def serve(backend: EngineBackend) -> int:
@@ -45,8 +43,7 @@ def serve(backend: EngineBackend) -> int:
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
     if config.lease is not None:
-        nice = REPLACEMENT_NICE if config.replaces else IMPORT_NICE
-        thread = threading.Thread(target=_import_at_priority, args=(nice,), name="imports", daemon=True)
+        thread = threading.Thread(target=_import_at_low_priority, name="imports", daemon=True)
         thread.start()
         thread.join()
     configure_log(config.log_format, config.log_level)
@@ -55,8 +52,8 @@ def serve(backend: EngineBackend) -> int:
     return 0 if ended_well else 1
 
 
-def _import_at_priority(nice: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)  # of this thread alone
+def _import_at_low_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)  # of this thread alone
     import_runtime()
 
 
