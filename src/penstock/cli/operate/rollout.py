@@ -35,7 +35,7 @@ def read_judges(texts: list[str]) -> dict[str, float]:
 def change_rollout(server: RepositoryServer, name: str, what: str, fields: dict[str, Any]) -> None:
     """Exits with status 1 if the server refuses."""
     server.ask(f"/v2/repository/models/{name}/rollout", {"action": what, **fields})
-    print(f"the rollout of {name}: {what} is done")
+    print(f"the rollout of {name} was {what.removesuffix('e')}ed; penstock rollout shows where it stands")
 
 
 def show_rollouts(server: RepositoryServer) -> None:
