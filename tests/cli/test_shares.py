@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from penstock.frontend.registry import ModelRegistry
 from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import Identity
 from penstock.observe.metrics import Metrics
-from penstock.prepare.model import find_given, read_given
+from penstock.prepare.model import PreparedModel, find_given, read_given
 from penstock.repository.entry import Target
 from penstock.repository.settings import ModelSettings
 
@@ -49,6 +49,7 @@ def test_a_model_that_is_loaded_again_has_the_same_share(repository: Path, besid
     assert again is not None
     engine = again.prepared.resolved.engine
     assert engine.max_num_seqs == 5 and engine.kv_reserve_bytes == 3 * (engine.kv_cache_bytes or 0) > 0
+    assert engine.replaces is beside
     assert (engine.kv_cache_bytes or 0) < 1 << 30  # a third of the memory at the start
 
 
@@ -71,8 +72,8 @@ class NoEngine(EngineShares):
         super().__init__(repository, None)
         self.replaces = list[bool]()
 
-    async def start_engine(self, *given: Any, **named: Any) -> StreamingClient:
-        self.replaces.append(named["replaces"])
+    async def start_engine(self, prepared: PreparedModel, *_: object) -> StreamingClient:
+        self.replaces.append(prepared.resolved.engine.replaces)
         info = SimpleNamespace(identity=Identity("tests"), vocab_size=300, eos_token_ids=(), max_model_len=64)
         return cast(StreamingClient, SimpleNamespace(info=info))
 

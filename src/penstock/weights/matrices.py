@@ -18,18 +18,14 @@ class MatrixReader:
     """Reads a spec's matrices in the background, from construction until `finish` or `close`: those that are whole rows
     of the checkpoint, which is all but a rank's columns. One thread calls."""
 
+    hurry = True  # `finish` takes part, else all is read at the lowest priority
+
     def __init__(
-        self,
-        folder: Path,
-        spec: ModelSpec,
-        packing: NativePacking,
-        *,
-        whole: ModelSpec | None = None,
-        hurry: bool = True,
+        self, folder: Path, spec: ModelSpec, packing: NativePacking, *, whole: ModelSpec | None = None
     ) -> None:
-        """If `spec` is a rank's part, `whole` is the model's. Without `hurry`, threads of the lowest priority read.
-        Everything is checked before memory is allocated: raises CheckpointError and OSError."""
-        self.began, self._hurry = time.perf_counter(), hurry
+        """If `spec` is a rank's part, `whole` is the model's. Everything is checked before memory is allocated: raises
+        CheckpointError and OSError."""
+        self.began = time.perf_counter()
         self.tensors = stored_tensors(folder, whole or spec)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker | SectionPacker] = {
@@ -54,10 +50,10 @@ class MatrixReader:
             self._held = held.pop_all()
 
     def finish(self, advance: Callable[[int], None]) -> None:
-        """Read the rest, with this thread too if it hurries. Calls `advance` with the number of bytes read since its
-        last call. Raises CheckpointError."""
+        """Read the rest, with this thread too. Calls `advance` with the number of bytes read since its last call.
+        Raises CheckpointError."""
         try:
-            self._reading.finish(advance, hurry=self._hurry)
+            self._reading.finish(advance, hurry=self.hurry)
         except ReadFailed as error:
             source = self._reads[error.job].source
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.shares import EngineShares, with_engine
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.config.settings import GivenSettings
 from penstock.engine.client import StreamingClient
@@ -95,7 +95,7 @@ class Reloader:
         load = await loader(new, served)
 
         async def start() -> M:
-            client, costs = await self._start_engine(new, served.client.info, beside)
+            client, costs = await self._start_engine(new, served.client.info)
             try:
                 model = await load(client, costs)
             except BaseException:
@@ -106,15 +106,13 @@ class Reloader:
 
         return start
 
-    async def _start_engine(
-        self, new: LoadedVersion, before: EngineInfo, beside: bool
-    ) -> tuple[StreamingClient, CostModel | None]:
-        """Returns the client of a new engine that has computed a token, and the costs of its steps. `beside`: the old
-        engine answers meanwhile. Raises EngineError and CheckpointError."""
+    async def _start_engine(self, new: LoadedVersion, before: EngineInfo) -> tuple[StreamingClient, CostModel | None]:
+        """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
+        and CheckpointError."""
         prepared = new.prepared
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         if self._shares is not None:
-            client = await self._shares.start_engine(prepared, check, replaces=beside)
+            client = await self._shares.start_engine(prepared, check)
         else:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
         try:
@@ -135,7 +133,7 @@ class Reloader:
             return None
         with running_on(self._processors):  # this process's own threads may be kept off one
             hardware = detect_device(given.settings.device)
-        prepared = self._fit(found, hardware, running, beside)
+        prepared = with_engine(self._fit(found, hardware, running, beside), replaces=beside)
         self._check_server(prepared.resolved.server, given)
         engine = prepared.resolved.engine
         if beside and engine.event_log:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.shares import EngineShares, with_engine
 from penstock.cli.serving.text_judges import TEXT_TOLERANCES
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.cli.serving.text_rollouts import GOLDEN, TextComparison
@@ -135,12 +135,12 @@ class LanguageModelLoader:
             return served
 
     async def _start(self, target: Target) -> ServedModel:
-        prepared = await asyncio.to_thread(self._prepare, target)
-        check = await asyncio.to_thread(ManifestCheck, prepared.path)
         before = self._serving(target.name)
         # No request waits for a candidate, nor for a new version beside one that answers.
         replaces = self.is_candidate(target) or (before is not None and before.has_engine)
-        client = await self._shares.start_engine(prepared, check, target.settings.weight, replaces=replaces)
+        prepared = with_engine(await asyncio.to_thread(self._prepare, target), replaces=replaces)
+        check = await asyncio.to_thread(ManifestCheck, prepared.path)
+        client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
             answers, costs = prepared.answers, cost_model(prepared, prepared.hardware)
             texts = await asyncio.to_thread(text_digest, answers)

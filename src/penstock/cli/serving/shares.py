@@ -71,9 +71,9 @@ class EngineShares:
             prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * self.at_once
         )
 
-    def enter(self, prepared: PreparedModel, weight: float = 1.0, *, replaces: bool = False) -> PreparedModel:
-        """Gives the engine of a model its place; `replaces`: no request waits for it. `started` must follow, as in
-        `start_engine`. Raises LoadFailed if there is no place."""
+    def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
+        """Gives the engine of a model its place. `started` must follow, as in `start_engine`. Raises LoadFailed if
+        there is no place."""
         if not _takes_turns(prepared):
             return prepared
         place = next((each for each in range(LEASE_PLACES) if self._is_free(each)), None)
@@ -81,14 +81,12 @@ class EngineShares:
             raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
-        return with_engine(prepared, lease=lease, replaces=replaces)
+        return with_engine(prepared, lease=lease)
 
-    async def start_engine(
-        self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0, *, replaces: bool
-    ) -> StreamingClient:
-        """Starts the engine of a model, with its place and its budget; `replaces`: no request waits for it. Returns its
-        client when it has computed a token. Raises LoadFailed if there is no place, and what `verified` raises."""
-        prepared, client = self.enter(prepared, weight, replaces=replaces), None
+    async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
+        """Starts the engine of a model, with its place and its budget. Returns its client when it has computed a
+        token. Raises LoadFailed if there is no place, and what `verified` raises."""
+        prepared, client = self.enter(prepared, weight), None
         try:
             client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self.processors), check)
             return client

@@ -40,7 +40,7 @@ async def spawn(
 
     The process may run on `processors`; None: on those of this thread. `resumes` and `clock` are as in `connect`.
     """
-    child = _start(config, REPLACEMENT if config.replaces else command, processors)
+    child = _start(config, REPLACEMENT if config.replaces and config.lease is not None else command, processors)
     return await connect(config, child, resumes=resumes, processors=processors, clock=clock)
 
 
@@ -64,8 +64,7 @@ async def connect(
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation, replaces=False)
-        command = ENGINE if config.replaces else child.command
-        return await _ready(_start(following, command, cpus), streams)
+        return await _ready(_start(following, ENGINE if child.command == REPLACEMENT else child.command, cpus), streams)
 
     info, process = await _ready(child, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
