@@ -113,10 +113,12 @@ class Faults:
         self.statuses: list[int] = []
 
     async def round(self, kind: str) -> list[float]:
-        """Milliseconds between the tokens of the stream."""
+        """Milliseconds between the tokens of streams, one after the other until the fault is over."""
         beside = asyncio.create_task(self._requests())
         fault = asyncio.create_task(self._fault(kind))
         gaps = await self._gaps()
+        while not fault.done():
+            gaps += await self._gaps()
         await fault
         beside.cancel()
         await asyncio.gather(beside, return_exceptions=True)

@@ -22,7 +22,7 @@ FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "64MiB")
 BACK_SECONDS = 2.0  # in which blocks, files and tasks must be back to start
 LOOK_SECONDS = 0.1  # between looks at what is held
 SETTLE_SECONDS = 20.0  # for requests to end on a busy machine, before these seconds begin
-_ENGINES = ("tests.chaos.engine", "penstock.engine.process")
+_ENGINES = ("tests.chaos.engine", "penstock.engine.process", "penstock.engine.replacement")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

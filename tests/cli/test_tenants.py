@@ -118,7 +118,7 @@ def test_an_audit_log_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
         made.add("request", number=number)
     made.close()
     given = ("audit", "verify", log, "--heads", heads, "--key-file", tmp_path / "key")
-    assert run(capsys, *given) == (0, f"{log} is intact: 5 records, signed heads cover 5\n")
+    assert run(capsys, *given) == (0, f"{log} is intact: 5 records, of which signed heads cover 5\n")
     status, said = run(capsys, "audit", "verify", log)
     assert status == 0 and "a cut tail is not found" in said
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:3]))

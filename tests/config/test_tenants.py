@@ -57,8 +57,8 @@ def test_a_whole_file() -> None:
     [
         ("tenants: [", "tenants.yaml, line 1: not valid YAML"),
         ("- a", "expected object, got array"),
-        ("tenant: {}", "object contains unknown field tenant"),
-        ("tenants: {a: {wieght: 2}}", "at tenants.a: object contains unknown field wieght"),
+        ("tenant: {}", "there is no field 'tenant'; correct or remove it"),
+        ("tenants: {a: {wieght: 2}}", "at tenants.a: there is no field 'wieght'"),
         ("tenants: {b: {}, a: {weight: yes}}", "at tenants.a.weight: expected float, got bool"),
         ("tenants: {a: {weight: 0}}", "at tenants.a.weight: it is 0; give a number above 0"),
         ("tenants: {a: {kv_share: 2}}", "at tenants.a.kv_share: it is 2; give a number above 0, up to 1"),
@@ -71,6 +71,10 @@ def test_a_whole_file() -> None:
         ("batch_class: nightly", "there is no class 'nightly'; add it to classes"),
         ("classes: {a: {rank: -1}}", "at classes.a.rank: it is -1"),
         ("prices: [{since: 2026-01-01, input: -1, output: 1}]", "at prices[0]: a price is below 0"),
+        (
+            "prices: [{since: soon, input: 1, output: 1}]",
+            "at prices[0].since: it is no day; give one such as 2026-11-01",
+        ),
         ("a: " * 100_000, "not valid YAML"),
     ],
 )

@@ -2,7 +2,9 @@
 lock while it waits. The engines that die are processes."""
 
 import asyncio
+import contextlib
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -12,13 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.config import EngineConfig
 from penstock.config.engine import LEASE_BYTES, LeasePlace
 from penstock.engine.launch import launch
+from penstock.engine.link.ipc import spawn
 from penstock.kernels.native.loader import LIBRARY, instruction_sets
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.runtime.step_lease import SharedProcessors
+from penstock.weights.packaged import embedded_model
 from tests.smollm2 import smollm2
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels for this machine")
@@ -209,3 +214,37 @@ def test_engines_that_take_turns_give_the_tokens_of_one_alone(segment: Path) -> 
     both = asyncio.run(tokens(model, [LeasePlace(path=str(segment), place=place) for place in (0, 1)]))
     assert both == [alone, alone] and len(alone) == 24
     assert int.from_bytes(segment.read_bytes()[:8], "little") >> 8 > 1, "no turn was taken"
+
+
+async def priorities(config: EngineConfig) -> tuple[set[int], set[int]]:
+    """The nice values of an engine's threads: all that are seen while it starts, and those when it is ready."""
+    starting, seen = asyncio.create_task(spawn(config)), set[int]()
+    while not starting.done():
+        await asyncio.sleep(0.005)
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            seen |= thread_priorities(child)
+    client = await starting
+    try:
+        return seen, thread_priorities(client.info.pid)
+    finally:
+        await client.close()
+
+
+def thread_priorities(process: int | str) -> set[int]:
+    found = set()
+    for thread in Path(f"/proc/{process}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(int(thread.read_text().rpartition(")")[2].split()[16]))
+    return found
+
+
+def test_an_engine_that_replaces_another_one_loads_at_the_lowest_priority(segment: Path) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    lease = LeasePlace(path=str(segment), place=0)
+    config = EngineConfig(
+        model=str(embedded_model()), name="m", max_model_len=256, kv_cache_bytes=32 << 20, lease=lease
+    )
+    waited_for, serving = asyncio.run(priorities(config))
+    assert 10 in waited_for and serving == {own}  # 19 is seen, too: threads that read before it is needed
+    candidate, serving = asyncio.run(priorities(replace(config, replaces=True)))
+    assert 19 in candidate and 10 not in candidate and serving == {own}

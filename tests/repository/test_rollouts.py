@@ -165,7 +165,9 @@ def test_a_rollout_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert after["status"] == "paused" and after["judges"][0]["requests"] >= before["judges"][0]["requests"]
         assert first == {session: site.infer("doubled", session)["model_version"] for session in first}
         assert not site.change("doubled", "resume")
-        assert site.command("abort", "doubled").stdout == "the rollout of doubled: abort is done\n"
+        assert site.command("abort", "doubled").stdout == (
+            "the rollout of doubled was aborted; penstock rollout shows where it stands\n"
+        )
         site.wait("doubled", ["1"])
         assert site.infer("doubled")["model_version"] == "1"
         assert "has no rollout that runs" in site.change("doubled", "abort")

@@ -74,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     event_log: str = DEFAULTS["event_log"]  # a file; "": none
     has_tenants: bool = False  # requests are of several tenants (--tenants), which share the engine
     lease: LeasePlace | None = None  # None: no other engine shares the processors
+    replaces: bool = False  # another engine answers until this one is ready, which loads at the lowest priority
     incarnation: int = 1
     log_format: Literal["text", "json"] = DEFAULTS["log_format"]
     log_level: Literal["debug", "info", "warning", "error"] = DEFAULTS["log_level"]

@@ -55,6 +55,8 @@ def convert_yaml(content: Any, kind: type[T], named: str) -> T:
         place = "" if found is None else _named(found["place"], error, content, kind)
         where = f", at {place}" if place else ""
         what = _PLACE.sub("", str(error)).replace("`", "")
+        what = re.sub("^Object contains unknown field (.*)", r"there is no field '\1'; correct or remove it", what)
+        what = what.replace("Invalid RFC3339 encoded date", "it is no day; give one such as 2026-11-01")
         raise ValueError(f"{named}{where}: {what[:1].lower()}{what[1:]}") from None
 
 

@@ -18,6 +18,8 @@ class MatrixReader:
     """Reads a spec's matrices in the background, from construction until `finish` or `close`: those that are whole rows
     of the checkpoint, which is all but a rank's columns. One thread calls."""
 
+    hurry = True  # `finish` takes part, else all is read at the lowest priority
+
     def __init__(
         self, folder: Path, spec: ModelSpec, packing: NativePacking, *, whole: ModelSpec | None = None
     ) -> None:
@@ -51,7 +53,7 @@ class MatrixReader:
         """Read the rest, with this thread too. Calls `advance` with the number of bytes read since its last call.
         Raises CheckpointError."""
         try:
-            self._reading.finish(advance)
+            self._reading.finish(advance, hurry=self.hurry)
         except ReadFailed as error:
             source = self._reads[error.job].source
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None

@@ -25,7 +25,7 @@ GOOD: dict[str, Any] = {"key_env": "", "models": {"m": {"input": 1, "output": 2}
         ({"key_file": "/nonexistent"}, "the file /nonexistent cannot be read"),
         ({"key_file": "/dev/null"}, "the file /dev/null has no key"),
         ({"key_file": "a", "key_env": "B"}, "key_file is set, too"),
-        ({"key": "sk-1"}, "at providers.p: object contains unknown field key"),
+        ({"key": "sk-1"}, "at providers.p: there is no field 'key'"),
         ({"kind": "gemini"}, "at providers.p.kind: invalid enum value 'gemini'"),
         ({"accepts": ["images"]}, "there is no 'images'"),
         ({"retries": 11}, "it is 11; give a number from 0 to 10"),

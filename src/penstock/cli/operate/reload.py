@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.shares import EngineShares, with_engine
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.config.settings import GivenSettings
 from penstock.engine.client import StreamingClient
@@ -133,7 +133,7 @@ class Reloader:
             return None
         with running_on(self._processors):  # this process's own threads may be kept off one
             hardware = detect_device(given.settings.device)
-        prepared = self._fit(found, hardware, running, beside)
+        prepared = with_engine(self._fit(found, hardware, running, beside), replaces=beside)
         self._check_server(prepared.resolved.server, given)
         engine = prepared.resolved.engine
         if beside and engine.event_log:

@@ -35,13 +35,16 @@ def read_judges(texts: list[str]) -> dict[str, float]:
 def change_rollout(server: RepositoryServer, name: str, what: str, fields: dict[str, Any]) -> None:
     """Exits with status 1 if the server refuses."""
     server.ask(f"/v2/repository/models/{name}/rollout", {"action": what, **fields})
-    print(f"the rollout of {name}: {what} is done")
+    print(f"the rollout of {name} was {what.removesuffix('e')}ed; penstock rollout shows where it stands")
 
 
 def show_rollouts(server: RepositoryServer) -> None:
     """Prints where each rollout stands, and a table of its judges."""
     console = Console()
-    for row in server.ask("/v2/repository/rollouts")["rollouts"]:
+    rows = server.ask("/v2/repository/rollouts")["rollouts"]
+    if not rows:
+        print("no rollout was started; begin one with: penstock rollout start NAME --candidate VERSION")
+    for row in rows:
         share = f"{row['share']}%" if row["share"] else SHADOW
         status = f"{row['status']} at {share}" if row["status"] in ("running", "paused") else row["status"]
         console.print(

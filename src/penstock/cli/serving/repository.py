@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares
+from penstock.cli.serving.shares import EngineShares, with_engine
 from penstock.cli.serving.text_judges import TEXT_TOLERANCES
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.cli.serving.text_rollouts import GOLDEN, TextComparison
@@ -26,7 +26,7 @@ from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
 from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
-from penstock.prepare.served import served_model
+from penstock.prepare.served import load_tokenizer, served_model, text_digest
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
 from penstock.repository.rollouts.rollout import Rollout
@@ -135,20 +135,24 @@ class LanguageModelLoader:
             return served
 
     async def _start(self, target: Target) -> ServedModel:
-        prepared = await asyncio.to_thread(self._prepare, target)
+        before = self._serving(target.name)
+        # No request waits for a candidate, nor for a new version beside one that answers.
+        replaces = self.is_candidate(target) or (before is not None and before.has_engine)
+        prepared = with_engine(await asyncio.to_thread(self._prepare, target), replaces=replaces)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
-            costs = cost_model(prepared, prepared.hardware)
-            return await asyncio.to_thread(served_model, prepared.answers, client, None, costs)
+            answers, costs = prepared.answers, cost_model(prepared, prepared.hardware)
+            texts = await asyncio.to_thread(text_digest, answers)
+            tokenizer = None if before is None else await load_tokenizer(answers, texts, before.model)
+            return await asyncio.to_thread(served_model, answers, client, tokenizer, costs, texts)
         except BaseException:
             await client.close()
             raise
 
     async def _serve(self, target: Target, model: ServedModel) -> Serving:
         """Gives new requests this version."""
-        serving = next((each for each in self.registry.all if each.model.name == model.name), None)
-        if serving is not None:
+        if (serving := self._serving(target.name)) is not None:
             while serving.versions.before is not None:  # its last requests
                 await asyncio.sleep(0.1)
             serving.exchange(model)
@@ -157,6 +161,9 @@ class LanguageModelLoader:
         serving = Serving(model, self._metrics, self._drain_timeout, room=room)
         self.registry.add(serving)
         return serving
+
+    def _serving(self, name: str) -> Serving | None:
+        return next((each for each in self.registry.all if each.model.name == name), None)
 
     def _prepare(self, target: Target) -> PreparedModel:
         found = find_language_model(target, self._flags)

@@ -31,7 +31,7 @@ def verify(file: str, heads: str | None, key_file: str | None, ledger: str | Non
         return 1
     covered = "no heads were given, so a cut tail is not found"
     if heads is not None:
-        covered = f"signed heads cover {report.signed}"
+        covered = f"of which signed heads cover {report.signed}"
     lost = f"; {report.lost} could not be written, as the log itself says" if report.lost else ""
     print(f"{file} is intact: {report.records} records, {covered}{lost}")
     return 0

@@ -38,7 +38,7 @@ def show_summary(
         cells = {name.upper(): str(row[name]) for name in groups}
         cells |= {name.upper(): f"{row[name]:,}" for name in _SHOWN[:-2]}
         cells["SECONDS"] = f"{row['step_ms'] / 1000:,.1f}"
-        cells["COST"] = f"{row['nano'] / NANO:,.4f}" if row["nano"] else ""
+        cells["COST"] = f"{row['nano'] / NANO:,.6f}" if row["nano"] else ""
         table.append(cells)
     print_table(table)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STDERR = 2
 # -P keeps the working directory, which may be a model's, out of the module search path.
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
+REPLACEMENT = (*ENGINE[:-1], "penstock.engine.replacement")  # an engine that no request waits for
 IMPORT_RUNTIME = "--import-runtime"
 # In a flag or a variable: the engine may have ranks, and then it only schedules.
 MAY_MEAN_RANKS = re.compile(r"(--|PENSTOCK_)(config|distributed|tensor|pipeline|expert)", re.IGNORECASE)

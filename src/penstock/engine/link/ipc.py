@@ -16,7 +16,7 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import CLOSE_SECONDS, EngineLink, StreamingClient
 from penstock.engine.link.connection import Connection
-from penstock.engine.link.engine_child import ENGINE, EngineChild
+from penstock.engine.link.engine_child import ENGINE, REPLACEMENT, EngineChild
 from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
@@ -40,7 +40,7 @@ async def spawn(
 
     The process may run on `processors`; None: on those of this thread. `resumes` and `clock` are as in `connect`.
     """
-    child = _start(config, command, processors)
+    child = _start(config, REPLACEMENT if config.replaces and config.lease is not None else command, processors)
     return await connect(config, child, resumes=resumes, processors=processors, clock=clock)
 
 
@@ -63,8 +63,8 @@ async def connect(
     streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config, clock))
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
-        following = msgspec.structs.replace(config, incarnation=incarnation)
-        return await _ready(_start(following, child.command, cpus), streams)
+        following = msgspec.structs.replace(config, incarnation=incarnation, replaces=False)
+        return await _ready(_start(following, ENGINE if child.command == REPLACEMENT else child.command, cpus), streams)
 
     info, process = await _ready(child, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)

@@ -310,7 +310,8 @@ class Access:
         if self._admin is None and not self._is_local:
             raise APIError(
                 403,
-                "this route is for the operator: start the server with --admin-key (PENSTOCK_ADMIN_KEY), and send that",
+                "this route is for the operator: start the server with --admin-key (PENSTOCK_ADMIN_KEY) and send that, "
+                "or a key of penstock tenants add --admin",
                 code="admin_key_required",
             )
         if self._admin is not None and not hmac.compare_digest(key_digest(key), self._admin):
@@ -321,7 +322,8 @@ class Access:
         """Raises APIError 401."""
         holder = self.keys.holder(key)
         if holder is None:
-            raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
+            how = "send one as Authorization: Bearer KEY, or as x-api-key: KEY"
+            raise APIError(401, f"no valid API key; {how}", code="invalid_api_key")
         return holder
 
     def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:

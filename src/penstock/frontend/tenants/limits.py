@@ -13,7 +13,7 @@ _WORDS = {
     "concurrent_requests": "requests at a time",
     "tokens_per_day": "tokens a day",
     "tokens_per_month": "tokens a month",
-    "budget_per_month": "budget of a month",
+    "budget_per_month": "of the currency a month",
 }
 _LONGEST = 86_400  # seconds in Retry-After
 
@@ -27,17 +27,17 @@ def quota_error(decision: QuotaDecision, wanted: Amounts, about: Headers) -> API
         message = f"your limit of {words} is reached; wait until one has ended"
         return APIError(429, message, code="rate_limit_exceeded", retry_after=1, headers=headers)
     most, left, _ = decision.left[limit]
-    scale = NANO if limit == "budget_per_month" else 1
-    unit = wanted.money if scale > 1 else wanted.requests if limit.startswith("requests") else wanted.tokens
-    sizes = f"the limit is {most / scale:g} {words}, {left / scale:g} are left, and this request may use "
-    sizes += f"{unit / scale:g}"
+    money = limit == "budget_per_month"
+    unit = wanted.money if money else wanted.requests if limit.startswith("requests") else wanted.tokens
+    texts = [f"{each / NANO:,.6f}".rstrip("0").rstrip(".") if money else f"{each:,}" for each in (most, left, unit)]
+    sizes = f"the limit is {texts[0]} {words}, {texts[1]} are left, and this request may use {texts[2]}"
     code = "insufficient_quota" if limit.endswith("month") else "rate_limit_exceeded"
     if decision.retry_after < 0:
         message = f"{sizes}: it can never start; shorten the prompt, or lower max_tokens"
         return APIError(429, message, code=code, headers={**headers, "x-should-retry": "false"})
-    seconds = max(1, min(math.ceil(decision.retry_after), _LONGEST))
-    message = f"{sizes}; try again in {seconds} s, or lower max_tokens"
-    return APIError(429, message, code=code, retry_after=seconds, headers=headers)
+    seconds = max(1, math.ceil(decision.retry_after))
+    message = f"{sizes}; try again in {seconds:,} s, or lower max_tokens"
+    return APIError(429, message, code=code, retry_after=min(seconds, _LONGEST), headers=headers)
 
 
 def rate_headers(decision: QuotaDecision) -> Headers:

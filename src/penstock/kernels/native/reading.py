@@ -34,16 +34,18 @@ class WeightReader:
         if not self._handle:
             raise MemoryError("no memory to read weights")
 
-    def finish(self, advance: Callable[[int], None]) -> None:
-        """Block until all jobs are done, and speed them up: this thread takes part, and threads of ordinary priority
+    def finish(self, advance: Callable[[int], None], *, hurry: bool = True) -> None:
+        """Block until all jobs are done. With `hurry`, this thread takes part at once, and threads of ordinary priority
         are added. `advance` is called with the number of bytes done since its last call. Raises ReadFailed."""
         before = done = 0
-        library = _functions()
-        library.penstock_read_hurry(self._handle, min(self._threads, len(os.sched_getaffinity(0)) - 1))
+        library, failure = _functions(), ReadFailure()
+        if hurry:
+            library.penstock_read_hurry(self._handle, min(self._threads, len(os.sched_getaffinity(0)) - 1))
+        else:
+            library.penstock_read_wait(self._handle, ctypes.byref(failure))
         while (done := library.penstock_help(self._handle, AT_ONCE)) > before:
             advance(done - before)
             before = done
-        failure = ReadFailure()
         library.penstock_read_wait(self._handle, ctypes.byref(failure))
         advance(library.penstock_help(self._handle, 0) - before)
         if failure.job >= 0:

@@ -1,6 +1,5 @@
 """What is stored of rollouts, so that they go on after a restart where they stood."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -60,10 +59,5 @@ class RolloutRecords:
     def save(self) -> None:
         """Raises OSError."""
         new = self._path.with_suffix(".new")
-        try:
-            new.write_bytes(msgspec.json.encode(self.records))
-            os.replace(new, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise
+        new.write_bytes(msgspec.json.encode(self.records))
+        os.replace(new, self._path)

@@ -108,7 +108,7 @@ class RepositoryRollouts:
             raise LoadFailed(str(error)) from None
         ready = self._ready(name)
         if not ready:
-            raise LoadFailed(f"model {name!r} is not ready, or of a kind that has no rollouts: a pipeline")
+            raise LoadFailed(f"no ready model is named {name!r}, or it is a pipeline: those have no rollouts")
         if name in self._running:
             other = self._running[name].rollout.record.candidate
             raise LoadFailed(f"model {name!r} has a rollout of version {other}; abort it first")
@@ -131,10 +131,8 @@ class RepositoryRollouts:
             if name not in self._running:
                 raise LoadFailed(f"version {candidate} of {name!r} is not in its folder")
         except (LoadFailed, OSError) as error:
-            if before is None:
-                del records[name]
-            else:
-                records[name] = before
+            del records[name]
+            records.update({} if before is None else {name: before})
             self._save()
             raise LoadFailed(f"the rollout cannot begin: {error}") from None
         _log.info("%s: version %d is rolled out in place of version %d", name, candidate, incumbent)
@@ -182,12 +180,8 @@ class RepositoryRollouts:
 
 def _told(record: RolloutRecord) -> str:
     state = record.state
-    where = (
-        f"is at {f'{record.share}%' if record.share else 'shadow'}"
-        if state.status == "running"
-        else f"is {state.status}"
-    )
-    return f"{where}: {state.reason}" if state.reason else where
+    where = f"at {f'{record.share}%' if record.share else 'shadow'}" if state.status == "running" else state.status
+    return f"is {where}: {state.reason}" if state.reason else f"is {where}"
 
 
 def _shown(record: RolloutRecord) -> dict[str, Any]:

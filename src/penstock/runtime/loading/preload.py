@@ -34,3 +34,4 @@ class Preload:
             interleave_memory()  # before the reading threads start: they inherit the policy
             packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
             self.matrices = MatrixReader(folder, spec, packing)
+            self.matrices.hurry = not config.replaces

@@ -51,12 +51,13 @@ def packer_of(scheme: str = "int8") -> NativePacker:
     return NativePacker((ROWS, COLUMNS), FROM_FLOATS[scheme], gated=False, memory=WeightMemory())
 
 
+@pytest.mark.parametrize("hurry", [True, False])
 @pytest.mark.parametrize("threads", [0, 1, 4])
 @pytest.mark.parametrize("scheme", list(FROM_FLOATS))
-def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: str, threads: int) -> None:
+def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: str, threads: int, hurry: bool) -> None:
     packer, told = packer_of(scheme), []
     reading = WeightReader(jobs_of(packer, file), threads)
-    reading.finish(told.append)
+    reading.finish(told.append, hurry=hurry)
     reading.close()
     assert sum(told) == weight.nbytes and min(told) >= 0
     want = pack(weight, None, FROM_FLOATS[scheme])
