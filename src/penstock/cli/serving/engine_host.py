@@ -47,6 +47,7 @@ def serve_engine(
         import uvloop
 
         from penstock.cli.address import bind
+        from penstock.cli.serving.shares import with_engine
         from penstock.config import ConfigError
         from penstock.config.addresses import split_address
         from penstock.config.resolve import is_loopback
@@ -62,7 +63,8 @@ def serve_engine(
                 "here and for the servers, or --allow-insecure-bind if anyone who reaches it may use it"
             )
         sock = bind(host, port, "--listen")
-        prepared = prepare_found(find_given(given))
+        # Fronts may have tenants: the engine divides itself among those that requests name, and measures their use.
+        prepared = with_engine(prepare_found(find_given(given)), has_tenants=True)
         if role != "alone":
             prepared = _with_role(prepared, role, host, page_port)
         child.send_config(prepared.resolved.engine)

@@ -94,11 +94,12 @@ class DiskIndex:
 
     def _merge(self) -> None:
         """Sort the recent names into the array, and drop the removed ones."""
-        kept = self._used > 0
-        names = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
-        used = np.fromiter(self._recent.values(), np.uint32, len(self._recent))
-        names = np.concatenate((self._names[kept], names))
-        order = np.argsort(names, kind="stable")
-        self._names = names[order]
-        self._used = np.concatenate((self._used[kept], used))[order]
+        if self._count < len(self._names) + len(self._recent):
+            kept = self._used > 0
+            self._names, self._used = self._names[kept], self._used[kept]
+        names = np.array(sorted(self._recent), np.uint64)
+        used = np.array([self._recent[name] for name in names.tolist()], np.uint32)
+        places = np.searchsorted(self._names, names)
+        self._names = np.insert(self._names, places, names)
+        self._used = np.insert(self._used, places, used)
         self._recent.clear()
