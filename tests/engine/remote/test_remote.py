@@ -287,6 +287,21 @@ async def test_an_end_that_reads_nothing_gets_no_more_echoes() -> None:
     end.close()
 
 
+async def test_a_ping_without_an_echo_is_sent_again() -> None:
+    end, wire_ = TcpConnection(), Transport()
+    end.connection_made(wire_)
+    end.measure(0.5)
+    for ago, pings in ((0.0, 1), (0.0, 1), (tcp.SILENCE_SECONDS, 2)):
+        if end._pinged is not None:
+            end._pinged -= ago
+        end._heard = True
+        end._look()
+        assert wire_.data.count(b"?") == pings
+    end.data_received(b"\x01\x00\x00\x00!")
+    assert end._pinged is None and 0.0 <= end.round_trip < 0.5
+    end.close()
+
+
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 

@@ -156,8 +156,9 @@ class TcpConnection(asyncio.Protocol):
         if self._silent * BEAT_SECONDS >= SILENCE_SECONDS:
             self._failed(f"nothing was received for {SILENCE_SECONDS:g} s")
             return
-        if self._round_trips and self._pinged is None:
-            self._pinged = self._loop.time()
+        now = self._loop.time()
+        if self._round_trips and (self._pinged is None or now - self._pinged > SILENCE_SECONDS):  # the echo was dropped
+            self._pinged = now
             self.send(_PING)
         elif not self._sent:
             self.send(b"")
