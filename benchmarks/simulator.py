@@ -2,6 +2,7 @@
 
     python benchmarks/simulator.py speed mooncake_conversation.jsonl --json FILE
     python benchmarks/simulator.py traces mooncake_conversation.jsonl --speed 1 --speed 4 --cost dynamo --json FILE
+    python benchmarks/simulator.py dynamo PYTHON mooncake_conversation.jsonl --json FILE
     python benchmarks/simulator.py accuracy FOLDER --seconds 280 --json FILE
     python benchmarks/simulator.py gpu --json FILE
     python benchmarks/simulator.py aiconfigurator PYTHON --json FILE
@@ -9,6 +10,7 @@
 `speed`: a trace on eight replicas, beside the time that the schedulers alone take for the same steps, in turn.
 `traces`: a trace on eight replicas, with round robin and the fleet's router, at several speeds; --cost dynamo takes the
 step times that Dynamo's replay has by default, so that its figures on the same trace can be compared.
+`dynamo`: the same beside Dynamo's replay itself (PYTHON can import ai-dynamo), request by request.
 `accuracy`: real servers of SmolLM2-135M and their simulation, at 50, 80 and 95% of their capacity. The cost of steps
 is fitted to another workload. FOLDER keeps the rounds: each call runs as many of those it lacks as --seconds suffice
 for, and compares all so far. `gpu`: the cost model beside results/gpu.json. `aiconfigurator`: the cost model beside
@@ -21,6 +23,7 @@ from typing import Annotated, Literal
 import typer
 from results import JSON, write
 from simulator_figures.accuracy import accuracy_figures
+from simulator_figures.dynamo import dynamo_figures
 from simulator_figures.gpu import gpu_figures, table_figures
 from simulator_figures.speed import speed_figures
 from simulator_figures.traces import trace_figures
@@ -47,6 +50,16 @@ def traces(
 ) -> None:
     figures = trace_figures(trace, speed, cost)
     write({"benchmark": "simulator traces", "trace": trace.name, "cost": cost, "figures": figures}, json)
+
+
+@app.command()
+def dynamo(
+    python: Path,
+    trace: Path,
+    speed: list[float] = [1.0, 4.0],  # noqa: B006
+    json: Annotated[Path | None, JSON] = None,
+) -> None:
+    write({"benchmark": "simulator dynamo", "trace": trace.name, **dynamo_figures(python, trace, speed)}, json)
 
 
 @app.command()
