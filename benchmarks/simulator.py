@@ -1,14 +1,14 @@
 """Measures the simulator: its speed, and how exact it is.
 
     python benchmarks/simulator.py speed mooncake_conversation.jsonl --json FILE
-    python benchmarks/simulator.py traces mooncake_conversation.jsonl --speed 1 --speed 4 --cost dynamo --json FILE
+    python benchmarks/simulator.py dynamo PYTHON mooncake_conversation.jsonl --json FILE
     python benchmarks/simulator.py accuracy FOLDER --seconds 280 --json FILE
     python benchmarks/simulator.py gpu --json FILE
     python benchmarks/simulator.py aiconfigurator PYTHON --json FILE
 
 `speed`: a trace on eight replicas, beside the time that the schedulers alone take for the same steps, in turn.
-`traces`: a trace on eight replicas, with round robin and the fleet's router, at several speeds; --cost dynamo takes the
-step times that Dynamo's replay has by default, so that its figures on the same trace can be compared.
+`dynamo`: a trace on eight replicas at several speeds, with round robin and each one's router: Dynamo's replay (PYTHON
+can import ai-dynamo) beside ours with the step times that Dynamo's has by default.
 `accuracy`: real servers of SmolLM2-135M and their simulation, at 50, 80 and 95% of their capacity. The cost of steps
 is fitted to another workload. FOLDER keeps the rounds: each call runs as many of those it lacks as --seconds suffice
 for, and compares all so far. `gpu`: the cost model beside results/gpu.json. `aiconfigurator`: the cost model beside
@@ -16,14 +16,14 @@ the measured tables of aiconfigurator-core, which PYTHON can import.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from results import JSON, write
 from simulator_figures.accuracy import accuracy_figures
+from simulator_figures.dynamo import dynamo_figures
 from simulator_figures.gpu import gpu_figures, table_figures
 from simulator_figures.speed import speed_figures
-from simulator_figures.traces import trace_figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -39,14 +39,13 @@ def speed(
 
 
 @app.command()
-def traces(
+def dynamo(
+    python: Path,
     trace: Path,
     speed: list[float] = [1.0, 2.0, 4.0],  # noqa: B006
-    cost: Literal["ours", "dynamo"] = "ours",
     json: Annotated[Path | None, JSON] = None,
 ) -> None:
-    figures = trace_figures(trace, speed, cost)
-    write({"benchmark": "simulator traces", "trace": trace.name, "cost": cost, "figures": figures}, json)
+    write({"benchmark": "simulator dynamo", "trace": trace.name, **dynamo_figures(python, trace, speed)}, json)
 
 
 @app.command()

@@ -26,6 +26,7 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "rollout NAME": ("pause",),
     "simulate --trace": ("mooncake",),
     "simulate --fit": ("--json", "costs.json"),
+    "simulate --host": ("--serve",),
     "plan fleet --model": ("--rate", "1"),
     "fleet scale --on": ("127.0.0.1:1", "--replicas", "1"),
     "fleet scale --replicas": ("127.0.0.1:1", "--on", "kubernetes:deployment/x"),
@@ -409,6 +410,9 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         ),
         "--json": _OUTPUT,
         "--html": _OUTPUT,
+        "--serve": SWITCH,
+        "--host": _EMPTY,
+        "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     },
     "quantize": {
         "MODEL": _MODEL,

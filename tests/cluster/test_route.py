@@ -140,6 +140,12 @@ def test_long_prompts_avoid_engines_where_many_decode() -> None:
     assert choose(view, RouteRequest(prompt_tokens=8000), 1).replicas[0] == "queued"
 
 
+def test_a_long_prompt_does_not_queue_to_spare_a_few_sequences() -> None:
+    """Else engines with sequences get no prompts, and all prompts queue at the others."""
+    view = fleet(replica("decodes", running=5), replica("queue", running=2, backlog_tokens=20_000))
+    assert choose(view, RouteRequest(prompt_tokens=17_000), 1).replicas[0] == "decodes"
+
+
 def test_memory_that_must_be_freed_first_counts() -> None:
     view = fleet(replica("full", running=4, kv_usage=0.99), replica("free", running=4))
     assert choose(view, RouteRequest(prompt_tokens=8000), 1).replicas[0] == "free"

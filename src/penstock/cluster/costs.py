@@ -16,6 +16,10 @@ from penstock.cluster.view import ReplicaView
 
 TRUST_SECONDS = 3.0  # the age at which statistics count about a third, and the mean of the fleet the rest
 NOISE = 0.25  # measured step times that differ less from the mean of the fleet count as the mean
+# Weight of a second by which a prompt delays a running sequence, beside a second until a first token: the delay is
+# spread over the tokens of that sequence. With 1, engines with many sequences get no long prompts: these queue at the
+# others, and short outputs there come between two prompts.
+DELAYED = 0.25
 UNLIMITED = 1 << 60  # tokens, of a KV cache of unknown size
 
 # Assumed while nothing has been measured: prompts count more than sequences.
@@ -88,7 +92,7 @@ class EngineCost(NamedTuple):
             distance,
             wait=distance + (backlog + replica.booked_tokens) * prefill,
             places=too_many * replica.request_seconds / replica.max_num_seqs,
-            uncached_token=prefill * (1.0 + sequences),
+            uncached_token=prefill * (1.0 + DELAYED * sequences),
             output_token=step + row * (1.0 + 2.0 * sequences),
             free_tokens=kv_tokens * (1.0 - usage) - replica.booked_tokens,
             missing_token=replica.request_seconds / kv_tokens,

@@ -161,6 +161,7 @@ SCALED = (  # tests/cluster/test_kubernetes.py runs it
 )
 ENGINE_HOST = f"engine {HUB} {ONE_RANK} {HOST} --listen 127.0.0.1:0 --role both --page-port 0 --region north"
 FRONT = f"serve --engines {{engine}} {FLEET} --region north --route round-robin --move-anywhere"
+SIMULATOR = "simulate batching --serve --host 127.0.0.1 --port 0"  # tests/cli/simulate/test_live.py runs it
 OF_FLEET: Sequence[str] = (f"fleet status {{engine}} {FLEET}", f"fleet drain {{engine}} --grace 1 {FLEET}")
 WITH_SERVER: Sequence[str] = (
     "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 40 "
@@ -192,6 +193,7 @@ LINES = (
         FRONT,
         *OF_FLEET,
         SCALED,
+        SIMULATOR,
     ),
 )
 

@@ -1,7 +1,7 @@
 """Runs scenarios, and shows their figures beside each other."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.simulate.claims import Verdict, judge
 from penstock.simulate.costs.fitted import FittedEngine
 from penstock.simulate.figures import figures_of, series_of
 from penstock.simulate.prices import BOOK, PriceBook, load_prices
+from penstock.simulate.records import Outcome
 from penstock.simulate.scenario import READY, Scenario, ScenarioFile, load_scenario, ready_scenarios
 
 # The figures of the table on the terminal. --json has all.
@@ -50,9 +51,7 @@ def simulate(
     """Runs a scenario's variants in turn, and prints their figures. Raises ValueError for a wrong scenario."""
     check_file("--json", json_file)
     check_file("--html", html_file)
-    file = load_scenario(name, changes)
-    if trace is not None:
-        file = _with_trace(file, Path(trace))
+    file = load(name, changes, trace)
     prices = load_prices(BOOK if price_file is None else Path(price_file))
     results = {variant: run(scenario, prices, file.folder, variant) for variant, scenario in file.variants.items()}
     figures = {variant: result["figures"] for variant, result in results.items()}
@@ -65,15 +64,7 @@ def simulate(
     for variant, result in results.items():
         _show_timeline(console, variant, result["timeline"])
     _show_verdicts(console, verdicts)
-    report = {
-        "scenario": file.name,
-        "title": file.title,
-        "about": file.about,
-        "seed": next(iter(file.variants.values())).seed,
-        "prices": {"date": prices.date, "currency": prices.currency},
-        "claims": [{**msgspec.to_builtins(verdict), "text": verdict.text} for verdict in verdicts],
-        "variants": results,
-    }
+    report = report_of(file, prices, results, verdicts)
     write_file("--json", json_file, json.dumps(report, indent=1) + "\n")
     if html_file is not None:
         write_file("--html", html_file, page_of(report))
@@ -92,11 +83,30 @@ def run(scenario: Scenario, prices: PriceBook, folder: Path, variant: str) -> di
 
     title = f"simulating {variant}" if variant else "simulating"
     with progress_bar(f"{title}, tenths of a second", round((scenario.duration or whole) * 10), wanted=True) as step:
-        outcome = simulation.run(advance)
+        return result_of(simulation.run(advance), scenario)
+
+
+def result_of(outcome: Outcome, scenario: Scenario) -> dict[str, Any]:
+    """Returns the figures, series and timeline of a run, also of one that goes on."""
     return {
         "figures": figures_of(outcome, scenario.slo),
         "series": series_of(outcome),
         "timeline": outcome.timeline,
+    }
+
+
+def report_of(
+    file: ScenarioFile, prices: PriceBook, results: Mapping[str, Any], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """Returns what --json writes, and the page shows."""
+    return {
+        "scenario": file.name,
+        "title": file.title,
+        "about": file.about,
+        "seed": next(iter(file.variants.values())).seed,
+        "prices": {"date": prices.date, "currency": prices.currency},
+        "claims": [{**msgspec.to_builtins(verdict), "text": verdict.text} for verdict in verdicts],
+        "variants": results,
     }
 
 
@@ -125,9 +135,12 @@ def fit_log(log: str, json_file: str | None) -> None:
     print(f"{json_file}: name it as `cost` of replicas in a scenario")
 
 
-def _with_trace(file: ScenarioFile, trace: Path) -> ScenarioFile:
-    """Returns the scenario with another file for its traces."""
-    variants = {}
+def load(name: str, changes: Mapping[str, Any], trace_file: str | None) -> ScenarioFile:
+    """Returns the scenario, with another file for its traces if one is given. Raises ValueError."""
+    file = load_scenario(name, changes)
+    if trace_file is None:
+        return file
+    trace, variants = Path(trace_file), {}
     for name, scenario in file.variants.items():
         traffic = {
             key: msgspec.structs.replace(spec, trace=msgspec.structs.replace(spec.trace, file=str(trace.absolute())))
@@ -174,7 +187,7 @@ def _show_timeline(console: Console, variant: str, timeline: list[tuple[float, s
         console.print(f"             and {len(timeline) - TIMELINE} more: --json or --html has all")
 
 
-def _show_verdicts(console: Console, verdicts: list[Verdict]) -> None:
+def _show_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
     if not verdicts:
         return
     table = Table(title="What is said, and what this run shows", title_justify="left")

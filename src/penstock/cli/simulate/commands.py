@@ -52,10 +52,22 @@ def _simulate(
     ] = None,
     json_file: Annotated[str | None, JSON] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page with plots here.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Run small scenarios from a page in the browser.")] = False,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of --serve.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port of --serve; 0 takes a free one.")
+    ] = 8010,
 ) -> None:
     from penstock.cli.simulate.command import fit_log, list_scenarios, show_scenario, simulate
 
-    if fit is not None:
+    others = {"--list": list_ready, "--show": show, "--fit": fit, "--json": json_file, "--html": html}
+    if serve:
+        if given := [name for name, value in others.items() if value]:
+            raise ValueError(f"--serve shows runs in the browser only: leave out {' and '.join(given)}")
+        from penstock.cli.simulate.live import serve_page
+
+        serve_page(scenario, seed, duration, trace, prices, host, port)
+    elif fit is not None:
         fit_log(fit, json_file)
     elif list_ready:
         list_scenarios()

@@ -1,8 +1,8 @@
 // Draws the report of a simulation: a table of figures, what is said and shown, plots over time, and the timelines.
+// The page of --serve begins and stops runs, and draws their reports as they grow.
 (() => {
-  const report = JSON.parse(document.getElementById("data").textContent);
   const main = document.getElementById("main");
-  const variants = Object.entries(report.variants);
+  let report, variants;
   const colors = ["#2f7de1", "#e0722f", "#2a9d6f", "#a35bd6", "#c9a227", "#d6456b"];
   const charts = [
     ["Throughput", "requests a second", ["throughput_rps"]],
@@ -14,7 +14,7 @@
     ["KV cache", "% of blocks held; dashed: of their slots filled", ["kv_held_pct", "kv_filled_pct"]],
     ["Queue", "requests that wait; dashed: that run", ["waiting", "running"]],
     ["Replicas", "that are ready", ["replicas"]],
-    ["Cost so far", report.prices.currency, ["cost"]],
+    ["Cost so far", "", ["cost"]],
   ];
 
   // Text is set as text, never as markup.
@@ -64,7 +64,7 @@
     const parent = section(title);
     const keys = element("ul", undefined, parent);
     keys.className = "keys";
-    element("li", note, keys);
+    element("li", note || report.prices.currency, keys);
     const series = [{ label: "second" }];
     variants.forEach(([variant], i) => {
       const stroke = colors[i % colors.length];
@@ -88,15 +88,80 @@
     new ResizeObserver(() => place.clientWidth && plot.setSize({ width: place.clientWidth, height: 190 })).observe(parent);
   }
 
-  if (report.claims.length) {
-    const rows = report.claims.map(({ claim, text, holds }) => [claim.says, text, holds ? "yes" : "no", claim.note]);
-    table(section("What is said, and what this run shows", true), ["said", "here", "holds", "note"], rows).className = "texts";
+  function draw(next) {
+    report = next;
+    variants = Object.entries(report.variants);
+    main.style.minHeight = `${main.offsetHeight}px`; // so that a reader's place stays
+    main.replaceChildren();
+    if (report.claims.length) {
+      const rows = report.claims.map(({ claim, text, holds }) => [claim.says, text, holds ? "yes" : "no", claim.note]);
+      table(section("What is said, and what this run shows", true), ["said", "here", "holds", "note"], rows).className = "texts";
+    }
+    charts.forEach(chart);
+    const names = Object.keys(variants[0][1].figures);
+    const rows = names.map((name) => [name, ...variants.map(([, run]) => number(run.figures[name]))]);
+    table(section(`Figures, seed ${report.seed}, prices of ${report.prices.date}`, true), ["", ...variants.map(([name]) => name || "value")], rows);
+    variants.forEach(([variant, run]) => {
+      if (run.timeline.length) table(section(`Timeline ${variant}`, true), ["second", "what happened"], run.timeline.map(([at, what]) => [at.toFixed(1), what])).className = "texts";
+    });
+    main.style.minHeight = "";
   }
-  charts.forEach(chart);
-  const names = Object.keys(variants[0][1].figures);
-  const rows = names.map((name) => [name, ...variants.map(([, run]) => number(run.figures[name]))]);
-  table(section(`Figures, seed ${report.seed}, prices of ${report.prices.date}`, true), ["", ...variants.map(([name]) => name || "value")], rows);
-  variants.forEach(([variant, run]) => {
-    if (run.timeline.length) table(section(`Timeline ${variant}`, true), ["second", "what happened"], run.timeline.map(([at, what]) => [at.toFixed(1), what])).className = "texts";
-  });
+
+  function field(name, kind, parent) {
+    const label = element("label", `${name} `, parent);
+    const made = element(kind, undefined, label);
+    made.id = name;
+    return made;
+  }
+
+  // The page of --serve.
+  function control(names) {
+    const parent = document.getElementById("run");
+    const scenario = field("scenario", "select", parent);
+    names.forEach((name) => element("option", name, scenario));
+    const [seed, duration] = ["seed", "duration"].map((name) => field(name, "input", parent));
+    [seed, duration].forEach((input) => Object.assign(input, { type: "number", min: 0, placeholder: "its own" }));
+    const begin = element("button", "Run", parent);
+    const stop = element("button", "Stop", parent);
+    const status = element("span", "", parent);
+    status.setAttribute("role", "status");
+    let drawn;
+
+    async function post(path, body) {
+      const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+      const { error } = await answer.json();
+      if (error) status.textContent = error;
+      else await look();
+    }
+
+    async function look() {
+      const text = await (await fetch("/report")).text();
+      if (text === drawn) return;
+      drawn = text;
+      const now = JSON.parse(text);
+      begin.disabled = now.status === "running";
+      stop.disabled = !begin.disabled;
+      status.textContent = now.text || now.status;
+      if (!now.report) return;
+      document.getElementById("title").textContent = now.report.title;
+      document.getElementById("about").textContent = now.report.about;
+      draw(now.report);
+    }
+
+    async function poll() {
+      await look().catch(() => (status.textContent = "the simulator does not answer: penstock simulate --serve has ended"));
+      setTimeout(poll, 500);
+    }
+
+    const value = (input) => (input.value === "" ? null : Number(input.value));
+    begin.addEventListener("click", () => post("/run", { scenario: scenario.value, seed: value(seed), duration: value(duration) }));
+    stop.addEventListener("click", () => post("/stop", {}));
+    poll();
+  }
+
+  const data = JSON.parse(document.getElementById("data").textContent);
+  if (data.live) {
+    main.replaceChildren();
+    control(data.live);
+  } else draw(data);
 })();

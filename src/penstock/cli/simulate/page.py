@@ -10,7 +10,8 @@ _PLACES = ("uplot.css", "uplot.js")  # in frontend/pages/vendor
 
 
 def page_of(report: dict[str, Any]) -> str:
-    """Returns the page of a report, which is what --json has."""
+    """Returns the page of a report, which is what --json has. With `live`, names of scenarios, it is a page that runs
+    them."""
     vendor = files("penstock.frontend.pages").joinpath("vendor")
     style, plots = (vendor.joinpath(name).read_text(encoding="utf-8") for name in _PLACES)
     own = files(__package__)
@@ -24,6 +25,7 @@ def page_of(report: dict[str, Any]) -> str:
         "{plots}": plots,
         "{script}": own.joinpath("page.js").read_text(encoding="utf-8"),
         "{data}": data,
+        "{connect}": "; connect-src 'self'" if "live" in report else "",
     }
     page = own.joinpath("page.html").read_text(encoding="utf-8")
     return re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], page)
