@@ -75,6 +75,8 @@ def test_a_whole_file() -> None:
             "prices: [{since: soon, input: 1, output: 1}]",
             "at prices[0].since: it is no day; give one such as 2026-11-01",
         ),
+        ("watts: -1", "at watts: it is -1; give a number from 0 to 1000000"),
+        ("watts: .nan", "at watts: it is nan"),
         ("a: " * 100_000, "not valid YAML"),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     Completed,
+    ComputeUsage,
     ControlAnswer,
     ControlMessage,
     EngineError,
@@ -67,6 +68,7 @@ class ScriptedClient:
         self.row_error_after: int | None = None  # deltas of a request, then an error of this request only
         self.cached_tokens = 0
         self.width = 0  # of the vectors of requests with pooling
+        self.usage: ComputeUsage | None = None
         self.predicted = (0, 0)  # drafts from the prediction, accepted and refused, of each choice
         self.prompt_logprobs_late = False  # choice 0 last in every round
         self.requests: list[GenerateRequest] = []
@@ -189,7 +191,7 @@ class ScriptedClient:
                 cached_tokens=self.cached_tokens,
                 logprobs=b"" if sampling.logprobs is None else self._rows(ids, sampling.logprobs),
                 prompt_logprobs=prompt_logprobs,
-                timing=RequestTiming(0.5, 0.25, 1.0, 0, *self.predicted) if reason else None,
+                timing=RequestTiming(0.5, 0.25, 1.0, 0, *self.predicted, usage=self.usage) if reason else None,
             )
             prompt_logprobs = b""
             offset += len(ids)

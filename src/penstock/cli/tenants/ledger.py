@@ -14,7 +14,7 @@ from penstock.config.tenants.file import NAME
 from penstock.frontend.tenants.ledger import FIELDS, FILE, GROUPS, SUMMED, rows_of, summary
 from penstock.frontend.tenants.quotas import NANO
 
-_SHOWN = ("requests", "prompt", "cached", "output", "computed", "step_ms", "nano")
+_SHOWN = ("requests", "prompt", "cached", "output", "computed")
 
 
 def show_summary(
@@ -36,8 +36,9 @@ def show_summary(
     table = []
     for row in found:
         cells = {name.upper(): str(row[name]) for name in groups}
-        cells |= {name.upper(): f"{row[name]:,}" for name in _SHOWN[:-2]}
+        cells |= {name.upper(): f"{row[name]:,}" for name in _SHOWN}
         cells["SECONDS"] = f"{row['step_ms'] / 1000:,.1f}"
+        cells["JOULES"] = f"{row['joules']:,.0f}" if row["joules"] else ""
         cells["COST"] = f"{row['nano'] / NANO:,.6f}" if row["nano"] else ""
         table.append(cells)
     print_table(table)
@@ -70,7 +71,7 @@ def open_for_reading(ledger: str | None, port: int) -> sqlite3.Connection:
         raise ValueError(f"there is no ledger {path}: name one with --ledger, or give the server's --port")
     try:
         connection = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True, timeout=30)
-        connection.execute("SELECT COUNT(*) FROM requests WHERE began < 0")
+        connection.execute(f"SELECT {', '.join(FIELDS)} FROM requests WHERE began < 0")
     except sqlite3.Error as error:
         raise ValueError(f"{path} is no ledger that can be read: {error}; name one with --ledger") from None
     return connection

@@ -94,6 +94,7 @@ class TenantsFile(FilePart, frozen=True):
     currency: str = "USD"
     prices: tuple[PriceEntry, ...] = ()
     show_cost: bool = False  # usage in answers of the OpenAI API has the cost
+    watts: float = 0.0  # that the machine takes while it computes, if it has no meter
 
     @property
     def known_classes(self) -> Mapping[str, ClassEntry]:

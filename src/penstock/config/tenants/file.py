@@ -73,6 +73,8 @@ def _mistakes(file: TenantsFile) -> Iterator[tuple[str, str]]:
     for field in ("input_price", "output_price", "step_price", "quantum"):
         if not 0 <= getattr(file.fairness, field) <= 1e9:
             yield f"fairness.{field}", f"it is {getattr(file.fairness, field)}; give a number from 0 to 1000000000"
+    if not 0 <= file.watts <= 1e6:
+        yield "watts", f"it is {file.watts:g}; give a number from 0 to 1000000"
     for number, price in enumerate(file.prices):
         if min(price.input, price.output, price.cached) < 0:
             yield f"prices[{number}]", "a price is below 0; give 0 or more"

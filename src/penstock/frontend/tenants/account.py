@@ -164,6 +164,7 @@ class RequestAccount:
         usage = [each for use in uses for each in use.usage] or [_NO_USE]
         started = [use for use in uses if use.started]
         first = min((use.first for use in started if use.first), default=0.0)
+        seconds, watts = sum(each.step_seconds for each in usage), self.grant.file.watts
         row = LedgerRow(
             id=self.id,
             began=self._began,
@@ -179,8 +180,10 @@ class RequestAccount:
             reasoning=self.reasoning,
             rejected=sum(each.rejected for each in usage),
             repeated=sum(each.repeated for each in usage),
-            step_ms=1000 * sum(each.step_seconds for each in usage),
+            step_ms=1000 * seconds,
             block_seconds=sum(each.block_seconds for each in usage),
+            joules=watts * seconds,
+            energy="estimate" if watts else "none",
             queue_ms=1000 * max((use.queued for use in uses), default=0.0),
             ttft_ms=1000 * (first - self._start) if first else 0.0,
             total_ms=1000 * (time.monotonic() - self._start),

@@ -16,6 +16,7 @@ from penstock.config.tenants.entries import QuotaLimits
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import storage_folder
 from penstock.frontend.tenants.audit import AuditLog
+from penstock.frontend.tenants.energy import open_meter
 from penstock.frontend.tenants.ledger import FILE, Ledger, LedgerRow, existing_ledger, quota_counters
 from penstock.frontend.tenants.quotas import Amounts, QuotaDecision, Quotas, Settlement
 from penstock.frontend.tenants.request_log import RequestLog
@@ -65,6 +66,7 @@ class LocalBooks:
                 connection.close()
             self._ledger = Ledger(folder / FILE, server.ledger_days)
         self._requests = RequestLog(Path(server.request_log)) if server.request_log else None
+        self._meter = open_meter()
         self._audit: AuditLog | None = None
         if server.audit != "none":
             path = Path(server.audit_file or (folder or Path()) / "audit.jsonl")
@@ -121,6 +123,9 @@ class LocalBooks:
         self._quotas.release(f"{process}/")
 
     def _keep(self, row: LedgerRow, written: Callable[[], object] | None = None) -> None:
+        if self._meter is not None and self._meter.source:
+            joules = self._meter.watts(row.began) * row.step_ms / 1e3
+            row = msgspec.structs.replace(row, joules=joules, energy=self._meter.source)
         if self._ledger is not None:
             self._ledger.add(row, written)
         if self._requests is not None:

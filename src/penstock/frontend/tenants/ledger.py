@@ -47,6 +47,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0  # computed again after a preemption
     step_ms: float = 0.0  # its part of the engine's steps
     block_seconds: float = 0.0  # KV blocks held, times seconds
+    joules: float = 0.0  # of the machine, in its part of the steps
+    energy: str = "none"  # where that is from: nvml, rapl, estimate (the tenants file's watts) or none
     queue_ms: float = 0.0
     ttft_ms: float = 0.0
     total_ms: float = 0.0
@@ -58,15 +60,16 @@ _Entry = tuple[LedgerRow, Callable[[], object] | None]
 
 FIELDS = LedgerRow.__struct_fields__
 _TYPES = {str: "TEXT", float: "REAL", int: "INTEGER"}
-_COLUMNS = ", ".join(f"{name} {_TYPES[LedgerRow.__annotations__[name]]}" for name in FIELDS if name != "id")
+_COLUMN = {name: f"{name} {_TYPES[LedgerRow.__annotations__[name]]}" for name in FIELDS if name != "id"}
 _TABLES = f"""
-    CREATE TABLE IF NOT EXISTS requests (id TEXT PRIMARY KEY, {_COLUMNS}) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS requests (id TEXT PRIMARY KEY, {", ".join(_COLUMN.values())}) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS requests_by_time ON requests (began, tenant);
 """
+_LATER = {"joules": "0.0", "energy": "'none'"}  # columns that older ledgers lack, and what their rows have
 _INSERT = f"INSERT OR IGNORE INTO requests ({', '.join(FIELDS)}) VALUES ({', '.join('?' * len(FIELDS))})"
 _SUMS = (
     *("prompt", "cached", "computed", "output", "reasoning", "rejected", "repeated"),
-    *("step_ms", "block_seconds", "nano"),
+    *("step_ms", "block_seconds", "joules", "nano"),
 )
 GROUPS = {
     "tenant": "tenant",
@@ -134,6 +137,10 @@ def open_ledger(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the process loses nothing
     connection.executescript(_TABLES)
+    there = {name for _, name, *_ in connection.execute("PRAGMA table_info(requests)")}
+    for name, value in _LATER.items():
+        if name not in there:
+            connection.execute(f"ALTER TABLE requests ADD COLUMN {_COLUMN[name]} DEFAULT {value}")
     return connection
 
 
