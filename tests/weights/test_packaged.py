@@ -1,5 +1,6 @@
 """Models that come as Python packages."""
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -99,6 +100,13 @@ def test_a_damaged_file(copied: Callable[[], Path], damage: Callable[[Path], Non
     damage(path)
     with pytest.raises(HubError, match=said):
         locate_model(SMOLLM2.name)
+
+
+def test_a_file_that_has_not_changed_is_read_once(copied: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copied()
+    SMOLLM2.locate()
+    monkeypatch.setattr(hashlib, "file_digest", lambda *file: pytest.fail("it was read again"))
+    assert SMOLLM2.locate() == path
 
 
 def test_make_installs_this_version() -> None:

@@ -6,6 +6,7 @@ A package is found through its metadata and never imported: its own code, and wh
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
@@ -51,16 +52,23 @@ class PackagedModel:
         again = f"run {self.install} --force-reinstall"
         weights = path / "model.safetensors" if path.is_dir() else path
         try:
-            size = weights.stat().st_size
-            if size != self.size:
+            status = weights.stat()
+            if (size := status.st_size) != self.size:
                 raise HubError(f"{weights} has {size} bytes, but {self.name} has {self.size}: {again}")
-            with weights.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _sha256(weights, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         except OSError as error:
             raise HubError(f"{weights} cannot be read ({error.strerror}): {again}") from None
         if digest != self.sha256:
             raise HubError(f"{weights} has the SHA-256 {digest}, but {self.name} has {self.sha256}: {again}")
         return path
+
+
+@lru_cache(8)
+def _sha256(path: Path, inode: int, written_ns: int, changed_ns: int) -> str:
+    """Cached, so that to load a model again takes nothing from the streams of others. A file that is exchanged or
+    written is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 SMOLLM2 = PackagedModel(
