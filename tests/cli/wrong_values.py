@@ -104,7 +104,7 @@ _TENANTS: Wrong = (
     (NO_FILE, "no such file or directory; name a YAML file"),
     (FOLDER, "is a directory; name a YAML file"),
     ("", "it is empty; name a YAML file"),
-    ("requests.jsonl", "unknown field custom_id"),
+    ("requests.jsonl", "there is no field 'custom_id'"),
 )
 _READ: Wrong = tuple((name, "there is no such file; name another one") for name in (NO_FILE, FOLDER, ""))
 _LABELS: Wrong = (
@@ -269,7 +269,7 @@ SHARED: Mapping[str, Wrong] = {
     "--tenants": (
         (NO_FILE, "no such file or directory; name a YAML file"),
         (FOLDER, "is a directory; name a YAML file"),
-        ("requests.jsonl", "unknown field custom_id"),
+        ("requests.jsonl", "there is no field 'custom_id'"),
         *_EMPTY,
     ),
     "--quota-redis": (("redis://127.0.0.1", "there is no --tenants; add it"), *_EMPTY),

@@ -14,7 +14,8 @@ def test_every_limit_is_there_with_its_default() -> None:
     limits = RequestLimits()
     documented = {row["name"]: float(row["default"]) for row in ROW.finditer(PAGE.read_text())}
     names = (name for name in RequestLimits.__struct_fields__ if name != "retry_after")
-    fields = {name: float(value) for name in names if (value := getattr(limits, name)) is not None}
+    values = {name: getattr(limits, name) for name in names}
+    fields = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
     assert documented == fields
 
 

@@ -66,7 +66,7 @@ def there() -> set[str]:
     model = metrics.model("m", Engine())
     model.choice_finished("chat", "stop", 2, 0.1)
     engine = SimpleNamespace(name="a", requests=1, moved=0, prompt_tokens=9, cached_tokens=3, status="ready")
-    engine.open_requests, engine.stats = 1, EngineStats()
+    engine.open_requests, engine.stats, engine.region, engine.round_trip = 1, EngineStats(), "north", 0.01
     FleetSeries(metrics.registry, SimpleNamespace(replicas=[engine], moves={"ended": 1}, held=0, expected=2))
     names: set[str] = set()
     for family in text_string_to_metric_families(metrics.render()[0].decode()):
