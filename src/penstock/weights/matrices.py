@@ -18,14 +18,19 @@ class MatrixReader:
     """Reads a spec's matrices in the background, from construction until `finish` or `close`: those that are whole rows
     of the checkpoint, which is all but a rank's columns. One thread calls."""
 
-    hurry = True  # `finish` takes part, else all is read at the lowest priority
-
     def __init__(
-        self, folder: Path, spec: ModelSpec, packing: NativePacking, *, whole: ModelSpec | None = None
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        packing: NativePacking,
+        *,
+        whole: ModelSpec | None = None,
+        hurry: bool = True,
     ) -> None:
-        """If `spec` is a rank's part, `whole` is the model's. Everything is checked before memory is allocated: raises
-        CheckpointError and OSError."""
+        """If `spec` is a rank's part, `whole` is the model's. Without `hurry`, `finish` takes no part, and all is read
+        at the lowest priority. Everything is checked before memory is allocated: raises CheckpointError and OSError."""
         self.began = time.perf_counter()
+        self._hurry = hurry
         self.tensors = stored_tensors(folder, whole or spec)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker | SectionPacker] = {
@@ -53,7 +58,7 @@ class MatrixReader:
         """Read the rest, with this thread too. Calls `advance` with the number of bytes read since its last call.
         Raises CheckpointError."""
         try:
-            self._reading.finish(advance, hurry=self.hurry)
+            self._reading.finish(advance, hurry=self._hurry)
         except ReadFailed as error:
             source = self._reads[error.job].source
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None

@@ -33,5 +33,4 @@ class Preload:
         if found and config.dtype in DTYPES and spec.packed:
             interleave_memory()  # before the reading threads start: they inherit the policy
             packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
-            self.matrices = MatrixReader(folder, spec, packing)
-            self.matrices.hurry = not config.replaces
+            self.matrices = MatrixReader(folder, spec, packing, hurry=not config.replaces)
