@@ -275,6 +275,7 @@ SHARED: Mapping[str, Wrong] = {
     "--quota-redis": (("redis://127.0.0.1", "there is no --tenants; add it"), *_EMPTY),
     "--ledger-days": (("many", "from 1 to 36500"), ("0", "from 1 to 36500"), ("36501", "from 1 to 36500")),
     "--request-log": ((NO_FILE, "there is no --tenants; add it"), *_EMPTY),
+    "--request-log-share": (("half", "a number from 0 to 1"), ("-0.1", "from 0 to 1"), ("1.5", "from 0 to 1")),
     "--audit": (("yes", "give none, on or required"), ("on", "there is no --tenants; add it"), ("", "give none")),
     "--audit-file": _AUDIT,
     "--audit-heads": _AUDIT,

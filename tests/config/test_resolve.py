@@ -212,7 +212,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager"}
     of_one_rank = {"speculation", "num_speculative_tokens", "kv_disk", "prefill_replicas"}
-    of_tenants = {"tenants", "quota_redis", "ledger_days", "request_log"}
+    of_tenants = {"tenants", "quota_redis", "ledger_days", "request_log", "request_log_share"}
     of_tenants |= {"audit", "audit_file", "audit_heads", "audit_key_file"}
     assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank - of_tenants
     assert set(said.values()) == {"command line"}
@@ -222,7 +222,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
 
 def test_settings_of_tenants_reach_engine_and_server() -> None:
     given = {"tenants": "t.yaml", "quota_redis": "redis://h", "ledger_days": 30, "audit": "required", "audit_file": "a"}
-    given |= {"audit_heads": "h", "audit_key_file": "k", "request_log": "r"}
+    given |= {"audit_heads": "h", "audit_key_file": "k", "request_log": "r", "request_log_share": 0.1}
     resolved = resolve(**given, host="0.0.0.0")
     assert {name: getattr(resolved.server, name) for name in given} == given
     assert resolved.engine.has_tenants and not resolve().engine.has_tenants

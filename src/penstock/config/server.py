@@ -42,6 +42,7 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     quota_redis: str = DEFAULTS["quota_redis"]  # URL; "": the counters of quotas are in memory
     ledger_days: int = DEFAULTS["ledger_days"]
     request_log: str = DEFAULTS["request_log"]  # a file; "": none
+    request_log_share: float = DEFAULTS["request_log_share"]
     audit: Literal["none", "on", "required"] = DEFAULTS["audit"]
     audit_file: str = DEFAULTS["audit_file"]  # "": audit.jsonl in the state folder
     audit_heads: str = DEFAULTS["audit_heads"]  # a file; "": none

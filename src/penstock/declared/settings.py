@@ -194,6 +194,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "a year, and time to look at it", more="[ledger.md](ledger.md)"),
         Setting("request_log", text("FILE"), "File with a JSON line for each request, rotated at 64 MiB", "",
                 "the ledger has the same", words="none", more="[ledger.md](ledger.md#the-request-log)"),
+        Setting("request_log_share", Kind("number", "SHARE", least=0, most=1),
+                "Share of the requests without an error that --request-log has", 1.0, "all are there"),
         Setting("audit", choice("none", "on", "required"),
                 "Log who was let in; required refuses requests while that cannot be written", "none",
                 "nothing is logged beside the log itself", more="[audit.md](audit.md)"),

@@ -43,7 +43,8 @@ SERVER = (
 )
 FLEET = "--fleet-key secret --fleet-ca authority.pem"
 TENANTS = (
-    "--tenants tenants.yaml --ledger-days 30 --request-log requests.log --audit required --audit-file audit.jsonl "
+    "--tenants tenants.yaml --ledger-days 30 --request-log requests.log --request-log-share 0.5 "
+    "--audit required --audit-file audit.jsonl "
     "--audit-heads heads.jsonl --audit-key-file audit.key"
 )
 HOST = (  # of an engine alone

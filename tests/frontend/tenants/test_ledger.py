@@ -111,6 +111,18 @@ async def test_the_request_log_has_the_rows_of_the_ledger_and_is_rotated(
     assert sorted(shown, key=lambda each: each["began"]) == rows(site)
 
 
+def test_a_request_log_has_a_share_and_every_error(tmp_path: Path) -> None:
+    log = request_log.RequestLog(tmp_path / "requests.log", 0.25)
+    for number in range(2000):
+        log.add(row(number))
+    for number in range(2000, 2010):
+        log.add(row(number, status=499 if number % 2 else 200, error="" if number % 2 else "failed_later"))
+    log.close()
+    shown = [json.loads(line)["id"] for line in (tmp_path / "requests.log").read_text().splitlines()]
+    assert shown[-10:] == [f"{number:08}" for number in range(2000, 2010)]
+    assert 400 <= len(shown) - 10 <= 600  # 500 drawn of 2000; five standard deviations
+
+
 def test_a_request_log_on_a_full_disk_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     log = request_log.RequestLog(Path("/dev/full"))
     log.add(row(1))

@@ -65,7 +65,9 @@ class LocalBooks:
                 self._quotas.load(quota_counters(connection, self._now()), self._now())
                 connection.close()
             self._ledger = Ledger(folder / FILE, server.ledger_days)
-        self._requests = RequestLog(Path(server.request_log)) if server.request_log else None
+        self._requests: RequestLog | None = None
+        if server.request_log:
+            self._requests = RequestLog(Path(server.request_log), server.request_log_share)
         self._meter = open_meter()
         self._audit: AuditLog | None = None
         if server.audit != "none":
