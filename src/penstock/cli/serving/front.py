@@ -117,15 +117,9 @@ async def _main(
             answering = Answering(registry, server, metrics, grpc)
 
             def ready() -> None:
-                url = url_of(sock, tls=own_tls is not None)
-                seconds = time.monotonic() - began
-                log.info(
-                    "serving %s on %s with %d engines so far, ready after %.1f s",
-                    served.name,
-                    url,
-                    len(fleet.replicas),
-                    seconds,
-                )
+                url, engines = url_of(sock, tls=own_tls is not None), len(fleet.replicas)
+                text = "serving %s on %s with %d engines so far, ready after %.1f s"
+                log.info(text, served.name, url, engines, time.monotonic() - began)
 
             await answering.run(sock, ready)
         finally:

@@ -163,7 +163,7 @@ class ProviderClient:
             self._note(result)
 
     def _shown(self, message: str) -> str:
-        """What may be shown of a message with a provider's words: not the key, which some repeat, and not a book."""
+        """Shortens a message that has a provider's words, and takes out the key, which some providers repeat."""
         if len(self._key) >= _LEAST_SECRET:
             message = message.replace(self._key, "(key)")
         return message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
@@ -240,7 +240,7 @@ class ProviderClient:
             connector = aiohttp.TCPConnector(limit=self.entry.concurrent, resolver=resolver)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
             jar = aiohttp.DummyCookieJar()
-            # What is compressed although that was not asked for may be large: it is not expanded.
+            # Compressed answers were not asked for. They are not expanded: a small one may become very large.
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
             )

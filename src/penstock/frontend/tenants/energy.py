@@ -1,4 +1,4 @@
-"""What the machine's meters of energy say: NVML of its GPUs, else RAPL of its processors.
+"""Reads the machine's meters of energy: NVML of its GPUs, else RAPL of its processors.
 
 A meter is a function that returns joules since some time in the past. `EnergyMeter` asks it once a second.
 """
@@ -27,12 +27,12 @@ class MeterSource(NamedTuple):
 
 def rapl(folder: Path = RAPL) -> MeterSource | None:
     """Return the meter of all packages of processors; None if there is none that this user may read."""
-    counters = [
-        _RaplCounter(path.parent)
-        for path in sorted(folder.glob("*/energy_uj"))
-        if (path.parent / "name").read_text().startswith("package")
-    ]
     try:
+        counters = [
+            _RaplCounter(path.parent)
+            for path in sorted(folder.glob("*/energy_uj"))
+            if (path.parent / "name").read_text().startswith("package")
+        ]
         for counter in counters:
             counter.joules()
     except OSError as error:
