@@ -111,6 +111,7 @@ class Faults:
         """`own` is the process of model-0's engine."""
         self._http, self._folder, self._own, self._server = http, folder, own, server_pid
         self.statuses: list[int] = []
+        self.reloads: list[float] = []  # seconds
 
     async def round(self, kind: str) -> list[float]:
         """Milliseconds between the tokens of streams, one after the other until the fault is over."""
@@ -142,8 +143,10 @@ class Faults:
             text = file.read_text()
             sizes = ("max-num-seqs: 8", "max-num-seqs: 7")
             file.write_text(text.replace(*(sizes if sizes[0] in text else reversed(sizes))))
+            began = time.monotonic()
             answer = await self._http.post("/v2/repository/models/model-1/load", json={})
             assert answer.status_code == 200, answer.text
+            self.reloads.append(time.monotonic() - began)
 
     async def _gaps(self) -> list[float]:
         body = {"model": "model-0", "prompt": "The sea", "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
@@ -178,6 +181,7 @@ async def faults(folder: Path, rounds: int) -> dict[str, Any]:
                         await asyncio.sleep(0.1)
                     found[kind].append(await run.round(kind))
     result: dict[str, Any] = {"requests": len(run.statuses), "failed": sum(each != 200 for each in run.statuses)}
+    result["reload_s"] = median(run.reloads)
     for kind, each in found.items():
         p99 = [percentile(gaps, 0.99) for gaps in each]
         ratios = [now / percentile(before, 0.99) for now, before in zip(p99, found["beside"], strict=True)]

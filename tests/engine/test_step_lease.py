@@ -216,9 +216,9 @@ def test_engines_that_take_turns_give_the_tokens_of_one_alone(segment: Path) -> 
     assert int.from_bytes(segment.read_bytes()[:8], "little") >> 8 > 1, "no turn was taken"
 
 
-async def priorities(config: EngineConfig) -> tuple[set[int], set[int]]:
-    """The nice values of an engine's threads: all that are seen while it starts, and those when it is ready."""
-    starting, seen = asyncio.create_task(spawn(config)), set[int]()
+async def priorities(config: EngineConfig) -> tuple[set[float], set[float]]:
+    """The nice values of an engine's threads, inf for SCHED_IDLE: those seen while it starts, and when it is ready."""
+    starting, seen = asyncio.create_task(spawn(config)), set[float]()
     while not starting.done():
         await asyncio.sleep(0.005)
         for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
@@ -230,11 +230,13 @@ async def priorities(config: EngineConfig) -> tuple[set[int], set[int]]:
         await client.close()
 
 
-def thread_priorities(process: int | str) -> set[int]:
+def thread_priorities(process: int | str) -> set[float]:
     found = set()
     for thread in Path(f"/proc/{process}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            found.add(int(thread.read_text().rpartition(")")[2].split()[16]))
+            fields = thread.read_text().rpartition(")")[2].split()
+            idle = int(fields[38]) == os.SCHED_IDLE
+            found.add(math.inf if idle else int(fields[16]))
     return found
 
 
@@ -247,4 +249,4 @@ def test_an_engine_that_replaces_another_one_loads_at_the_lowest_priority(segmen
     waited_for, serving = asyncio.run(priorities(config))
     assert 10 in waited_for and serving == {own}  # 19 is seen, too: threads that read before it is needed
     candidate, serving = asyncio.run(priorities(replace(config, replaces=True)))
-    assert 19 in candidate and 10 not in candidate and serving == {own}
+    assert math.inf in candidate and 10 not in candidate and serving == {own}

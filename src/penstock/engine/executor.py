@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.grammars import EngineGrammars
 from penstock.messages import Capacity, Grammar, StepLease, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
+from penstock.runtime.loading.priority import LOWEST, run_at
 from penstock.runtime.loading.quick_torch import import_torch
 
 if TYPE_CHECKING:
@@ -28,11 +30,13 @@ class InProcessExecutor:
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
-        preload = Preload(self._config) if self._config.device == "cpu" else None
+        config, preload = self._config, None
+        if config.device == "cpu":
+            preload = run_at(LOWEST, partial(Preload, config)) if config.replaces else Preload(config)
         from penstock.runtime.loading.load import load_runner  # not above: it imports torch
 
-        self._runner = runner = load_runner(self._config, preload)
-        runner.use_grammars(EngineGrammars(self._config, runner.capacity.vocab_size))
+        self._runner = runner = load_runner(config, preload)
+        runner.use_grammars(EngineGrammars(config, runner.capacity.vocab_size))
         self.submit, self.result = runner.submit, runner.result
         return runner.capacity
 
@@ -87,7 +91,8 @@ def import_runtime() -> None:
     """Imports what `start` needs, torch above all. An error is not raised here: `start` meets it again."""
     with contextlib.suppress(Exception):
         import_torch()
-        import penstock.runtime.loading.cpu  # noqa: F401
+        import penstock.runtime.loading.cpu
+        import penstock.runtime.loading.load  # noqa: F401
 
 
 def _not_started(*_: object) -> NoReturn:

@@ -59,7 +59,6 @@ def run_engine(
     `on_loaded` is called when the model is loaded."""
     try:
         limits = scheduler_config(config)
-        eos_token_ids = backend.eos_token_ids(config)
         with contextlib.ExitStack() as held:
             folder = held.enter_context(contextlib.closing(_page_folder(config))) if config.kv_disk else None
             log = _event_log(held, config.event_log) if config.event_log else None
@@ -82,6 +81,7 @@ def run_engine(
                 tiers=tiers,
             )
             on_loaded()
+            eos_token_ids = backend.eos_token_ids(config)
             info = engine_info(config, capacity, eos_token_ids, 0 if tiers is None else tiers.page_port)
             channel.announce(Ready(info, scheduler.stats()))
             channel.announce(Ended(core.run(channel)))

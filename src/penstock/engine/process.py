@@ -21,6 +21,7 @@ from penstock.engine.executor import import_runtime
 from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
+from penstock.runtime.loading.priority import run_at
 
 IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
 
@@ -42,19 +43,12 @@ def serve(backend: EngineBackend) -> int:
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
-    if config.lease is not None:
-        thread = threading.Thread(target=_import_at_low_priority, name="imports", daemon=True)
-        thread.start()
-        thread.join()
+    if config.lease is not None and not config.replaces:  # penstock.engine.replacement has imported all
+        run_at(IMPORT_NICE, import_runtime)
     configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1
-
-
-def _import_at_low_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IMPORT_NICE)  # of this thread alone
-    import_runtime()
 
 
 def _collect_new_garbage_only() -> None:

@@ -142,7 +142,7 @@ class LivePage(BaseHTTPRequestHandler):
             self._answer(404, {"error": f"there is no {self.path[:80]}: open /"})
 
     def do_POST(self) -> None:
-        self.close_connection = True  # a body that is not read would be taken for the next request
+        self.close_connection = True  # a body that is not read would be taken for the next request; `_send` says so
         # Other sites' pages cannot send this type without a preflight, which has no answer here.
         if self.headers.get("content-type") != "application/json":
             self._answer(415, {"error": "send content-type: application/json"})
@@ -171,6 +171,8 @@ class LivePage(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in (("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")):
             self.send_header(name, value)
+        if self.close_connection:  # else the client may send its next request while this connection closes
+            self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(body)
 

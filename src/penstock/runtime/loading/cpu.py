@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.runtime.loading.identity import identify
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.runtime.loading.preload import Preload
+from penstock.runtime.loading.priority import LOWEST, run_at
 from penstock.runtime.loading.transformers_probe import check_transformers
 from penstock.runtime.loading.warmup import check_finite
 from penstock.runtime.mesh.mesh import Mesh
@@ -54,7 +56,7 @@ def load_cpu_runner(
     interleave_memory()
     folder = Path(config.model)
     place = place or RankPlace()
-    whole = load_spec(folder)
+    whole = load_spec(folder) if preload is None else preload.spec
     spec = shard(whole, place)
     platform = detect_platform(config.device)
     if preload is None:
@@ -67,7 +69,11 @@ def load_cpu_runner(
     packing = select_packing(platform, needs, config.quantization, config.quantization_group) if spec.packed else None
     digest = WeightsDigest(folder) if place.rank == 0 else None
     reading = None if preload is None else preload.matrices
-    parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
+
+    def read() -> dict[str, Any]:
+        return load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
+
+    parameters: dict[str, Any] = run_at(LOWEST, read) if config.replaces else read()
     if place.rank == 0:
         _warn_without_effect(config, whole, platform.isa)
     # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin

@@ -13,7 +13,7 @@ def load_runner(
     config: EngineConfig, preload: Preload | None = None, *, progress: bool = True
 ) -> ModelRunner | EncoderRunner:
     """Loads a whole model. Raises what `load_cpu_runner` and `load_gpu_runner` raise."""
-    spec = load_spec(Path(config.model))
+    spec = load_spec(Path(config.model)) if preload is None else preload.spec
     if spec.encoder is not None:
         from penstock.runtime.loading.encoder import load_encoder
 

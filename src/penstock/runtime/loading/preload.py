@@ -24,7 +24,7 @@ class Preload:
         """For a whole model on a CPU. Raises DoesNotFit before any memory is allocated, CheckpointError,
         UnsupportedModel or OSError."""
         folder = Path(config.model)
-        spec = load_spec(folder)
+        self.spec = spec = load_spec(folder)
         found = instruction_sets()
         facts = model_facts(spec).for_kernels(next(iter(found), ""))
         self.memory = size_memory(facts, config, detect_hardware().memory_available)
