@@ -114,7 +114,7 @@ class Faults:
         self.reloads: list[float] = []  # seconds
 
     async def round(self, kind: str) -> list[float]:
-        """Milliseconds between the tokens of streams, one after the other until the fault is over."""
+        """Milliseconds between the tokens of streams, one after the other until model-1 answers again."""
         beside = asyncio.create_task(self._requests())
         fault = asyncio.create_task(self._fault(kind))
         gaps = await self._gaps()
@@ -137,7 +137,10 @@ class Faults:
             os.kill(other, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
             if kind == "stopped":
                 await asyncio.sleep(3.0)
-                os.kill(other, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(other, signal.SIGCONT)
+            body = {"model": "model-1", "prompt": "The sea", "max_tokens": 1}
+            self.statuses.append((await self._http.post("/v1/completions", json=body)).status_code)
         elif kind == "reloading":
             file = self._folder / "models-2" / "model-1" / "model.yaml"
             text = file.read_text()
@@ -190,6 +193,7 @@ async def faults(folder: Path, rounds: int) -> dict[str, Any]:
             "p99_ms": median(p99),
             "max_ms": max(max(gaps) for gaps in each),
             "p99_ratio": median(ratios),
+            "p99_ratio_of_all": percentile(sum(each, []), 0.99) / percentile(sum(found["beside"], []), 0.99),
             "ratios": sorted(ratios),
         }
     return result

@@ -21,7 +21,7 @@ from penstock.engine.executor import import_runtime
 from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
-from penstock.runtime.loading.priority import run_at
+from penstock.runtime.loading.priority import LOWEST, lower, run_at
 
 IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
 
@@ -48,6 +48,8 @@ def serve(backend: EngineBackend) -> int:
     configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
+    if config.lease is not None:  # to free its memory may take longer than a step of others
+        lower(LOWEST)
     return 0 if ended_well else 1
 
 
