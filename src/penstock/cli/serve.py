@@ -72,18 +72,19 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         if alone:
             child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, shares)
-        supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
+        server = prepared.resolved.server
+        supervisor = _supervisor(server, sock, grpc_sock, prepared) if server.api_processes > 1 else None
         if supervisor is None:
             listen(sock)
 
         import uvloop
 
-        dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
+        dropped_lines = configure_logging(server.log_level, server.log_format)
         if prepared.hardware.device == "cpu":
             rows = [row for plan in prepared.resolved.ranks for row in plan.rows[:-1]]  # the last one is free
             promise(sum(row.bytes for row in rows))
         show_memory(prepared.resolved)
-        watch_for_preemption(prepared.resolved.server.preemption_notice)
+        watch_for_preemption(server.preemption_notice)
         try:
             if supervisor is None:
                 uvloop.run(_main(start, dropped_lines))
@@ -235,7 +236,7 @@ def _serve_without_model(given: "Given", flags: Flags, began: float) -> None:
     """Serves a repository, the models of providers, or both."""
     import uvloop
 
-    from penstock.cli.address import bind, listen
+    from penstock.cli.address import bind, listen, url_of
     from penstock.config import resolve_server
     from penstock.messages import EngineError
     from penstock.observe.logs import configure_logging
@@ -248,14 +249,30 @@ def _serve_without_model(given: "Given", flags: Flags, began: float) -> None:
     grpc_sock = None if server.grpc_port is None else bind(server.host, server.grpc_port, "--grpc-port")
     check_grpc(server)
     check_tls(server)
-    listen(sock)
+    supervisor = _supervisor(server, sock, grpc_sock) if server.api_processes > 1 else None
+    if supervisor is None:
+        listen(sock)
     dropped_lines = configure_logging(server.log_level, server.log_format)
     watch_for_preemption(server.preemption_notice)
+    url, grpc = url_of(sock, tls=bool(server.tls_certificate)), None if grpc_sock is None else _address(grpc_sock)
+
+    def ready() -> None:
+        what = server.repository or server.providers
+        log.info("serving %s on %s, ready after %.1f s", what, url, time.monotonic() - began)
+        if grpc is not None:
+            log.info("KServe's gRPC service is on %s:%d", *grpc)
+
     try:
-        uvloop.run(_main_without_model(server, flags, sock, grpc_sock, dropped_lines, began))
+        if supervisor is None:
+            uvloop.run(_main_without_model(server, flags, sock, grpc_sock, dropped_lines, ready))
+        else:
+            uvloop.run(supervisor.run(None, dropped_lines, ready))
     except (EngineError, OSError) as error:
         complain(f"penstock: {error}")
         sys.exit(1)
+    finally:
+        if supervisor is not None:
+            supervisor.kill()
 
 
 async def _main_without_model(
@@ -264,11 +281,10 @@ async def _main_without_model(
     sock: socket.socket,
     grpc_sock: socket.socket | None,
     dropped_lines: Callable[[], int],
-    began: float,
+    ready: Callable[[], None],
 ) -> None:
     from prometheus_client import CollectorRegistry
 
-    from penstock.cli.address import url_of
     from penstock.cli.serving.answering import Answering
     from penstock.cli.serving.repository import ServedRepository
     from penstock.cli.serving.shares import EngineShares
@@ -285,13 +301,6 @@ async def _main_without_model(
         repository = ServedRepository(server, flags, metrics, None, shares)
     registry = ModelRegistry() if repository is None else repository.registry
     grpc = _freed(grpc_sock)
-
-    def ready() -> None:
-        url = url_of(sock, tls=tls is not None)
-        what = server.repository or server.providers
-        log.info("serving %s on %s, ready after %.1f s", what, url, time.monotonic() - began)
-        if grpc is not None:
-            log.info("KServe's gRPC service is on %s:%d", *grpc)
 
     try:
         if repository is not None:
@@ -316,17 +325,22 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 
     def ready() -> None:
-        gc.freeze()
-        gc.enable()
         grpc = None if start.grpc_sock is None else _address(start.grpc_sock)
         log_start(prepared, client.info, start.sock, grpc, check_tls(prepared.resolved.server), start.began)
 
     costs = cost_model(prepared, prepared.hardware)
-    await supervisor.run(client, costs, dropped_lines, ready, reloader)
+    await supervisor.run((client, costs, reloader), dropped_lines, ready)
 
 
-def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":
+def _supervisor(
+    server: "ServerConfig",
+    sock: socket.socket,
+    grpc_sock: socket.socket | None,
+    prepared: "PreparedModel | None" = None,
+) -> "Supervisor":
     """Starts the API processes. Raises OSError, and ConfigError if another server uses the storage."""
+    import msgspec
+
     from penstock.cli.address import listen
     from penstock.cli.serving.api_process import ApiStart
     from penstock.cli.serving.supervisor import Supervisor, shared_port
@@ -335,7 +349,6 @@ def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socke
     from penstock.frontend.storage.database import lock_folder, storage_folder
     from penstock.prepare.served import text_digest
 
-    server = prepared.resolved.server
     sockets = shared_port(sock, server.api_processes)
     for one in sockets:
         listen(one)
@@ -352,8 +365,10 @@ def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socke
         reason = (error.strerror or str(error)).lower()
         message = f"--state-dir is {str(folder)!r}: it cannot be used: {reason}; name another folder, or none"
         raise ConfigError(message) from error
-    answers = prepared.answers
-    start = ApiStart(answers=answers, texts=text_digest(answers), created=int(time.time()), grpc=grpc)
+    start = ApiStart(server=server, created=int(time.time()), grpc=grpc)
+    if prepared is not None:
+        answers = prepared.answers
+        start = msgspec.structs.replace(start, answers=answers, texts=text_digest(answers))
     return Supervisor(start, sockets, lock)
 
 

@@ -133,7 +133,7 @@ class ProcessSlot:
             self._reply.set_exception(EngineError(f"API process {self.number} has ended; reload again"))
         counts, seconds = self.counts, self.used[1]
         if counts:
-            counts["server"]["in_flight"] = 0
+            counts["server"]["now"] = {}
         self._mux, self._link, self._connections, self.loaded = None, None, {}, 0
         self.counts, self.used = {}, (0, 0.0)
         return counts, seconds
