@@ -19,6 +19,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from penstock.cli.serving.answering import Answering
+from penstock.cli.serving.shared.catalogue import NewVersion
 from penstock.config import ServerConfig
 from penstock.engine.child import die_with_parent
 from penstock.engine.link.mux import Mux
@@ -48,14 +49,6 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0  # of this process among those of the server; 0 runs batches
     version: int = 1  # of the model, which is the channel of its engine
     fresh: bool = True  # no process of the server has answered requests yet
-
-
-class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings with which a process loads a version."""
-
-    answers: AnswerSettings
-    texts: str
-    created: int
 
 
 class Neighbours:
@@ -196,6 +189,10 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
             models = ModelRegistry(serving)
             follower = Follower(serving, mux, supervisor)
             orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
+        if server.repository:
+            from penstock.cli.serving.shared.mirror import RepositoryMirror
+
+            await RepositoryMirror(mux, models, metrics, server.drain_timeout).begin()
     answering = Answering(models, server, metrics, start.grpc, Neighbours(supervisor, start, lock))
     background, tls = answering.app.background, answering.tls
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics))

@@ -103,6 +103,12 @@ class ProcessSlot:
         self._mux = Mux(self.api.socket)
         self._link = ApiLink(self._mux, answer)
 
+    @property
+    def mux(self) -> Mux:
+        """The connection that was taken up."""
+        assert self._mux is not None
+        return self._mux
+
     def join(self, hub: Hub, operate: Operate) -> None:
         """Connects the process to a version's engine. `operate` executes its control messages."""
         self._connections = {

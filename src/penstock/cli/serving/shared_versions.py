@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.cli.operate.reload import Load, LoadedVersion
-from penstock.cli.serving.api_process import ApiStart, NewVersion
+from penstock.cli.serving.api_process import ApiStart
 from penstock.cli.serving.process_slot import ProcessSlot
+from penstock.cli.serving.shared.catalogue import NewVersion
 from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
 from penstock.frontend.versions.series import Series

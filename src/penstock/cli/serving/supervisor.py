@@ -11,15 +11,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.cli.address import grpc_address, listen
 from penstock.cli.operate.reload import Reloader
 from penstock.cli.serving.api_process import ApiStart, ReloadReply
 from penstock.cli.serving.process_counts import ProcessCounts
 from penstock.cli.serving.process_slot import ProcessSlot
 from penstock.cli.serving.processors import off_the_loop
 from penstock.cli.serving.shared_versions import SharedModel, SharedVersions
+from penstock.config import ConfigError, ServerConfig
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
@@ -29,13 +32,20 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.pages.server import load_of
 from penstock.frontend.providers.gateway import open_gateway
 from penstock.frontend.registry import ModelRegistry
-from penstock.frontend.storage.database import storage_folder
+from penstock.frontend.storage.database import lock_folder, storage_folder
 from penstock.frontend.storage.room import StorageRoom
 from penstock.frontend.tenants.books import LocalBooks
 from penstock.frontend.versions.reloads import Reloads, Start
 from penstock.messages import ControlAnswer, ControlMessage, EngineError, Sleep
 from penstock.observe.costs import CostModel
+from penstock.observe.metrics import Metrics
 from penstock.prepare.checks import check_tls
+from penstock.prepare.model import PreparedModel
+from penstock.prepare.served import text_digest
+
+if TYPE_CHECKING:
+    from penstock.cli.serving.repository import ServedRepository
+    from penstock.cli.serving.shared.owner import RepositoryOwner
 
 MARGIN_SECONDS = 5.0  # beyond the time to stop, after which an API process is killed
 
@@ -70,6 +80,7 @@ class Supervisor:
             ProcessSlot(msgspec.structs.replace(start, number=number), listening, lock)
             for number, listening in enumerate(sockets)
         ]
+        self._owner: RepositoryOwner | None = None  # of the repository, if there is one
         self._stopping = False
         self._tenants = LocalBooks(self._server) if self._server.tenants else None
         self._refusing = False  # what the processes know of `_refuse`
@@ -84,10 +95,12 @@ class Supervisor:
         engine: tuple[StreamingClient, CostModel | None, Reloader] | None,
         dropped_lines: Callable[[], int],
         ready: Callable[[], None],
+        repository: "Callable[[Metrics], ServedRepository] | None" = None,
     ) -> None:
         """Lets the processes answer until a signal, as `penstock.frontend.serve` does, and closes the `engine` of the
         model on the command line, which comes with the costs of its steps; None: there is no such model. `ready`
-        is called when all processes answer. Raises EngineError if the engine or a process ends for good."""
+        is called when all processes answer. `repository` returns the repository, if the server has one. Raises
+        EngineError if the engine or a process ends for good."""
         self._counts = ProcessCounts(self._slots, dropped_lines, vllm_names=self._server.vllm_metrics)
         metrics, server = self._counts.metrics, self._server
         if (folder := storage_folder(server)) is not None:
@@ -104,8 +117,14 @@ class Supervisor:
                 self._versions = versions = SharedVersions(model, self._slots, metrics, self._operate)
                 self._reloads = Reloads(versions, metrics.reloads, server.drain_timeout, self._prepare)
                 kept.enter_context(off_the_loop(versions.versions))
+            if repository is not None:
+                from penstock.cli.serving.shared.owner import RepositoryOwner  # imports NumPy
+
+                self._owner = RepositoryOwner(repository(metrics))
             if server.providers:  # checks the file, and has the metrics of all processes
-                others = () if engine is None else (server.served_model_name, *server.aliases)
+                others = [] if engine is None else [server.served_model_name, *server.aliases]
+                if self._owner is not None:
+                    others += self._owner.repository.folder.names()
                 open_gateway(server.providers, ModelRegistry(), metrics, others=others)
             await self._run(ready)
 
@@ -121,6 +140,8 @@ class Supervisor:
         waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._announce(ready))]
         if self._server.sleep_after is not None and versions is not None:
             waits.append(asyncio.create_task(self._sleep_when_unused(versions, self._server.sleep_after)))
+        if self._owner is not None:
+            waits.append(asyncio.create_task(self._owner.start()))
         if tls is not None:
             waits.append(asyncio.create_task(tls.watch()))
         try:
@@ -138,6 +159,8 @@ class Supervisor:
             if self._tenants is not None:
                 await self._tenants.close()
             failure = self._failure
+            if self._owner is not None:
+                await self._owner.close()
             if versions is not None and self._reloads is not None:
                 await self._reloads.close()
                 await versions.versions.close()
@@ -153,11 +176,15 @@ class Supervisor:
             slot.connect(lambda message: self._answer(slot, message))
             if self._versions is not None:
                 self._versions.join(slot)
+            if self._owner is not None:
+                self._owner.join(slot)
             watching = asyncio.create_task(slot.watch())
             try:
                 status = await slot.api.ended()
             finally:
                 watching.cancel()
+            if self._owner is not None:
+                self._owner.leave(slot)
             self._counts.ended(slot.number, *slot.ended())
             if self._tenants is not None:
                 self._tenants.ended(slot.number)
@@ -241,7 +268,9 @@ class Supervisor:
                 return await self._tenants.answer(command, argument)
             case "load":
                 await self._counts.look()
-                return load_of(self._counts.metrics.models[argument]).decode()
+                if (found := self._counts.metrics.models.get(argument)) is None:
+                    raise EngineError(f"model {argument!r} was unloaded")
+                return load_of(found).decode()
             case "reply":
                 slot.reply(argument)
             case "reload":
@@ -278,3 +307,33 @@ class Supervisor:
         assert self._reloads is not None
         with self._reloads.changing("going to sleep"):
             return await client.control(Sleep())
+
+
+def start_supervisor(
+    server: ServerConfig,
+    sock: socket.socket,
+    grpc_sock: socket.socket | None,
+    prepared: PreparedModel | None = None,
+) -> Supervisor:
+    """Starts the API processes. Raises OSError, and ConfigError if another server uses the storage."""
+    sockets = shared_port(sock, server.api_processes)
+    for one in sockets:
+        listen(one)
+    grpc = None
+    if grpc_sock is not None:  # which keeps the port: each process listens there with a socket of its own
+        grpc_sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        grpc = grpc_address(grpc_sock)
+    folder = storage_folder(server)
+    try:
+        lock = -1 if folder is None else lock_folder(folder)
+    except APIError as error:
+        raise ConfigError(error.message) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"--state-dir is {str(folder)!r}: it cannot be used: {reason}; name another folder, or none"
+        raise ConfigError(message) from error
+    start = ApiStart(server=server, created=int(time.time()), grpc=grpc)
+    if prepared is not None:
+        answers = prepared.answers
+        start = msgspec.structs.replace(start, answers=answers, texts=text_digest(answers))
+    return Supervisor(start, sockets, lock)
