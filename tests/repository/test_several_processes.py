@@ -46,6 +46,7 @@ def server(root: Path, grpc_port: int, tmp_path_factory: pytest.TempPathFactory)
     log = tmp_path_factory.mktemp("server") / "log"
     flags = ("--repository", str(root), "--grpc-port", str(grpc_port), "--state-dir", "none", "--api-processes", "2")
     with serving(log, *flags, model=None) as running:
+        wait_for(lambda: "ready after" in log.read_text(), "both processes to answer")
         yield running
 
 
@@ -126,6 +127,7 @@ def test_a_model_on_the_command_line_is_beside_them(root: Path, tmp_path: Path) 
     flags = ("--repository", str(root), "--load-model", "doubled", "--load-model", "embedder", "--state-dir", "none")
     flags += ("--api-processes", "2", "--served-model-name", "main", "--kv-cache-memory", "32MiB")
     with serving(tmp_path / "log", *flags) as server:
+        wait_for(lambda: "ready after" in server.log.read_text(), "both processes to answer")
         for _ in range(12):
             assert complete(server, "main").json()["model"] == complete(server, None).json()["model"] == "main"
             assert len(embed(server).json()["data"][0]["embedding"]) == 384
@@ -146,6 +148,7 @@ def test_models_on_demand_share_room_for_one_engine(tmp_path: Path) -> None:
         (models / name / "model.yaml").write_text(f"model: python-8m\n{SMALL}")
     flags = ("--repository", str(models), "--max-loaded", "1", "--min-stay", "0.5", "--state-dir", "none")
     with serving(tmp_path / "log", *flags, "--api-processes", "2", model=None) as server:
+        wait_for(lambda: "ready after" in server.log.read_text(), "both processes to answer")
         for name in ("first", "second", "first", "second", "second", "first"):
             assert complete(server, name).json()["model"] == name
             wait_for(partial(runs_only, server, name), f"{name} to be the only one")
@@ -165,6 +168,7 @@ def test_a_rollout_decides_for_all_processes(tmp_path: Path) -> None:
         rollouts.put_version(models / "writer", number)
     flags = ("--repository", str(models), "--state-dir", "none", "--api-processes", "2")
     with serving(tmp_path / "log", *flags, model=None) as server:
+        wait_for(lambda: "ready after" in server.log.read_text(), "both processes to answer")
         rules = {"action": "start", "candidate": 3, "plan": [50, 100], **rollouts.WIDE, "patience": 600, "hold": 600}
         assert server.post("/v2/repository/models/writer/rollout", rules).status_code == 200
         versions: dict[int, set[str]] = {}  # by session
