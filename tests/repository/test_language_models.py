@@ -229,7 +229,10 @@ def test_a_model_beside_a_repository(tmp_path: Path, root: Path) -> None:
     [
         (("--repository", "/nowhere"), "there is no such folder"),
         (("--load-model", "x"), "there is no --repository"),
-        (("--repository", ".", "--api-processes", "2"), "works with one API process"),
+        (
+            ("--repository", ".", "--client-shared-memory", "1MiB", "--api-processes", "2"),
+            "--client-shared-memory (command line) works with one API process",
+        ),
     ],
 )
 def test_wrong_flags(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

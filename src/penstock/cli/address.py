@@ -91,3 +91,17 @@ def _listening(port: int) -> Iterator[str]:
                 _, local, _, state, *_, inode = line.split(maxsplit=10)[:10]
                 if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
                     yield inode
+
+
+def grpc_address(sock: socket.socket) -> tuple[str, int]:
+    """The host and port of a socket, as gRPC writes them."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]" if sock.family == socket.AF_INET6 else host, port
+
+
+def freed(sock: socket.socket | None) -> tuple[str, int] | None:
+    """The address of a socket that kept the port for gRPC, which makes its own: this one is closed."""
+    if sock is None:
+        return None
+    with sock:
+        return grpc_address(sock)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from penstock.cli.serving.shares import EngineShares
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.cluster.client import FleetClient
-    from penstock.config import Given, ServerConfig
+    from penstock.config import Given
     from penstock.engine.client import StreamingClient
     from penstock.frontend.versions.serving import Serving
+    from penstock.observe.metrics import Metrics
     from penstock.prepare.model import PreparedModel
 
 OPEN_FILES = 65536  # that the server may have, if the hard limit allows it
@@ -43,7 +44,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     except OSError as error:
         sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as child:
-        from penstock.cli.address import bind, listen
+        from penstock.cli.address import bind, freed, listen
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
         from penstock.observe.logs import configure_logging
@@ -54,7 +55,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         elsewhere = bool(given.settings.engines)
         if (given.settings.repository or given.settings.providers) and given.settings.model is None and not elsewhere:
             child.take_over().close()  # the engines of its language models start with their own settings
-            _serve_without_model(given, flags, began)
+            from penstock.cli.serving.without_model import serve_without_model
+
+            serve_without_model(given, flags, began)
             return
         alone = not elsewhere and given.settings.replicas in (None, "1")
         if not alone:  # it was started before the settings were read
@@ -66,24 +69,29 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         if elsewhere:
             from penstock.cli.serving.front import serve_front
 
-            serve_front(given, sock, _freed(grpc_sock))
+            serve_front(given, sock, freed(grpc_sock))
             return
         prepared, shares = _prepared(given)
         if alone:
             child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, shares)
-        supervisor = _supervisor(prepared, sock, grpc_sock) if prepared.resolved.server.api_processes > 1 else None
+        server = prepared.resolved.server
+        supervisor = None
+        if server.api_processes > 1:
+            from penstock.cli.serving.supervisor import start_supervisor
+
+            supervisor = start_supervisor(server, sock, grpc_sock, prepared)
         if supervisor is None:
             listen(sock)
 
         import uvloop
 
-        dropped_lines = configure_logging(prepared.resolved.server.log_level, prepared.resolved.server.log_format)
+        dropped_lines = configure_logging(server.log_level, server.log_format)
         if prepared.hardware.device == "cpu":
             rows = [row for plan in prepared.resolved.ranks for row in plan.rows[:-1]]  # the last one is free
             promise(sum(row.bytes for row in rows))
         show_memory(prepared.resolved)
-        watch_for_preemption(prepared.resolved.server.preemption_notice)
+        watch_for_preemption(server.preemption_notice)
         try:
             if supervisor is None:
                 uvloop.run(_main(start, dropped_lines))
@@ -170,6 +178,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     try:
         from prometheus_client import CollectorRegistry
 
+        from penstock.cli.address import freed
         from penstock.cli.machine import cost_model
         from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
@@ -198,7 +207,7 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     served = served_model(prepared.answers, client, tokenizer, costs, loaded.texts)
     server = prepared.resolved.server
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
-    grpc = _freed(start.grpc_sock)
+    grpc = freed(start.grpc_sock)
     if server.replicas != "1":
         from penstock.cli.serving.replicas import add_series
 
@@ -231,144 +240,33 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
             await repository.close()
 
 
-def _serve_without_model(given: "Given", flags: Flags, began: float) -> None:
-    """Serves a repository, the models of providers, or both."""
-    import uvloop
-
-    from penstock.cli.address import bind, listen
-    from penstock.config import resolve_server
-    from penstock.messages import EngineError
-    from penstock.observe.logs import configure_logging
-    from penstock.observe.stderr import complain
-    from penstock.prepare.checks import check_grpc, check_providers, check_tls
-
-    server = resolve_server(given)
-    check_providers(server)
-    sock = bind(server.host, server.port)
-    grpc_sock = None if server.grpc_port is None else bind(server.host, server.grpc_port, "--grpc-port")
-    check_grpc(server)
-    check_tls(server)
-    listen(sock)
-    dropped_lines = configure_logging(server.log_level, server.log_format)
-    watch_for_preemption(server.preemption_notice)
-    try:
-        uvloop.run(_main_without_model(server, flags, sock, grpc_sock, dropped_lines, began))
-    except (EngineError, OSError) as error:
-        complain(f"penstock: {error}")
-        sys.exit(1)
-
-
-async def _main_without_model(
-    server: "ServerConfig",
-    flags: Flags,
-    sock: socket.socket,
-    grpc_sock: socket.socket | None,
-    dropped_lines: Callable[[], int],
-    began: float,
-) -> None:
-    from prometheus_client import CollectorRegistry
-
-    from penstock.cli.address import url_of
-    from penstock.cli.serving.answering import Answering
-    from penstock.cli.serving.repository import ServedRepository
-    from penstock.cli.serving.shares import EngineShares
-    from penstock.frontend import ModelRegistry
-    from penstock.frontend.http.loading import answering_early
-    from penstock.observe.metrics import Metrics
-    from penstock.prepare.checks import check_tls
-
-    metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
-    tls = check_tls(server)
-    repository = None
-    if server.repository:
-        shares = EngineShares(Path(server.repository), server.max_loaded)
-        repository = ServedRepository(server, flags, metrics, None, shares)
-    registry = ModelRegistry() if repository is None else repository.registry
-    grpc = _freed(grpc_sock)
-
-    def ready() -> None:
-        url = url_of(sock, tls=tls is not None)
-        what = server.repository or server.providers
-        log.info("serving %s on %s, ready after %.1f s", what, url, time.monotonic() - began)
-        if grpc is not None:
-            log.info("KServe's gRPC service is on %s:%d", *grpc)
-
-    try:
-        if repository is not None:
-            async with answering_early(sock, None if tls is None else tls.context):
-                await repository.start()
-        await Answering(registry, server, metrics, grpc).run(sock, ready)
-    finally:
-        if repository is not None:
-            await repository.close()
-
-
 async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_lines: Callable[[], int]) -> None:
     import os
 
+    from penstock.cli.address import grpc_address
     from penstock.cli.machine import cost_model
     from penstock.cli.operate.reload import LoadedVersion, Reloader
+    from penstock.cli.serving.repository import ServedRepository
     from penstock.prepare.checks import check_tls
 
-    prepared = start.prepared
+    prepared, server = start.prepared, start.prepared.resolved.server
     client = cast("StreamingClient", await start.connect())  # --replicas does not go with several API processes
     loaded = LoadedVersion.of(prepared, start.given)
-    reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
+    reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0), start.shares)
+
+    def repository(metrics: "Metrics") -> ServedRepository:
+        assert start.shares is not None
+        start.shares.started(prepared, client)
+        taken = (server.served_model_name, *server.aliases)
+        return ServedRepository(server, start.flags, metrics, None, start.shares, taken)
 
     def ready() -> None:
-        gc.freeze()
-        gc.enable()
-        grpc = None if start.grpc_sock is None else _address(start.grpc_sock)
-        log_start(prepared, client.info, start.sock, grpc, check_tls(prepared.resolved.server), start.began)
+        grpc = None if start.grpc_sock is None else grpc_address(start.grpc_sock)
+        log_start(prepared, client.info, start.sock, grpc, check_tls(server), start.began)
 
     costs = cost_model(prepared, prepared.hardware)
-    await supervisor.run(client, costs, dropped_lines, ready, reloader)
-
-
-def _supervisor(prepared: "PreparedModel", sock: socket.socket, grpc_sock: socket.socket | None) -> "Supervisor":
-    """Starts the API processes. Raises OSError, and ConfigError if another server uses the storage."""
-    from penstock.cli.address import listen
-    from penstock.cli.serving.api_process import ApiStart
-    from penstock.cli.serving.supervisor import Supervisor, shared_port
-    from penstock.config import ConfigError
-    from penstock.frontend import APIError
-    from penstock.frontend.storage.database import lock_folder, storage_folder
-    from penstock.prepare.served import text_digest
-
-    server = prepared.resolved.server
-    sockets = shared_port(sock, server.api_processes)
-    for one in sockets:
-        listen(one)
-    grpc = None
-    if grpc_sock is not None:  # which keeps the port: each process listens there with a socket of its own
-        grpc_sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        grpc = _address(grpc_sock)
-    folder = storage_folder(server)
-    try:
-        lock = -1 if folder is None else lock_folder(folder)
-    except APIError as error:
-        raise ConfigError(error.message) from error
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        message = f"--state-dir is {str(folder)!r}: it cannot be used: {reason}; name another folder, or none"
-        raise ConfigError(message) from error
-    answers = prepared.answers
-    start = ApiStart(answers=answers, texts=text_digest(answers), created=int(time.time()), grpc=grpc)
-    return Supervisor(start, sockets, lock)
-
-
-def _address(sock: socket.socket) -> tuple[str, int]:
-    """The host and port of a socket, as gRPC writes them."""
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]" if sock.family == socket.AF_INET6 else host, port
-
-
-def _freed(sock: socket.socket | None) -> tuple[str, int] | None:
-    """The address of a socket that kept the port for gRPC, which makes its own: this one is closed."""
-    if sock is None:
-        return None
-    with sock:
-        return _address(sock)
+    named = repository if start.shares is not None else None
+    await supervisor.run((client, costs, reloader), dropped_lines, ready, named)
 
 
 async def _sleep_when_unused(serving: "Serving", seconds: float | None) -> None:

@@ -201,7 +201,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
 
 
 def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    for name in ("repository", "manage_models", "providers"):
+    for name in ("client_shared_memory", "manage_models"):
         if values[name] and values["api_processes"] > 1:
             raise ConfigError(
                 f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "

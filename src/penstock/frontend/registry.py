@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.versions.room import EngineRoom
+from penstock.frontend.versions.room import EngineRoom, no_room
 from penstock.frontend.versions.serving import Serving, Version
+from penstock.messages import DeadlineExceeded
 from penstock.messages.tensors import TensorModels
 
 if TYPE_CHECKING:
     from penstock.frontend.kserve.shared_memory import ClientMemory
 
 _NO_NAMES = ("dummy", "tgi")  # huggingface_hub sends these if its user names no model
+MOST_WAIT_SECONDS = 300.0  # for room for an engine, of a request without a timeout
 _MOST_SHOWN = 8  # models that are listed in an error
 
 
@@ -21,7 +23,15 @@ class OnDemand(NamedTuple):
 
     absent: Callable[[], Collection[str]]  # the names of those that are not loaded
     load: Callable[[str], Awaitable[None]]  # raises APIError
-    room: EngineRoom
+    room: EngineRoom | None  # None: another process has it
+
+
+class Elsewhere(Protocol):
+    """The process that has the engines of some models."""
+
+    async def enter(self, name: str, key: str, within: float | None) -> Version:
+        """See ModelRegistry.enter_within."""
+        ...
 
 
 class ModelRegistry:
@@ -37,6 +47,7 @@ class ModelRegistry:
         self.tensors = tensors
         self.memory = memory
         self.on_demand: OnDemand | None = None
+        self.elsewhere: Elsewhere | None = None
         self.routes: Mapping[str, str] = {}  # the large model of each route. It is used where no route chooses
         self._essential = models  # the server ends with their engines
         self._check_names()
@@ -92,6 +103,8 @@ class ModelRegistry:
         """Returns the version of the model with this name for a new request, which must call its `leave`. During a
         rollout, requests with one `key` stay on a version. A model that is not loaded is loaded, one that is asleep
         wakes. Raises APIError and EngineError."""
+        if (there := self._elsewhere(name)) is not None:
+            return await there[0].enter(there[1], key(), None)
         while True:
             if self.on_demand is not None and (absent := self.absent(name)) is not None:
                 await self.on_demand.load(absent)
@@ -100,6 +113,32 @@ class ModelRegistry:
             if self.find(name) is served:  # else a reload has changed names while the request waited
                 return version
             version.leave()
+
+    async def enter_within(self, name: str | None, key: Callable[[], str], seconds: float | None) -> Version:
+        """As `enter`, for a request that waits at most so long; None: it has no timeout. Raises APIError 503 if there
+        is no room for an engine until then, and DeadlineExceeded if a reload takes longer."""
+        if (there := self._elsewhere(name)) is not None:
+            return await there[0].enter(there[1], key(), seconds)
+        room = None if self.on_demand is None else self.on_demand.room
+        if room is not None and seconds is not None and self.must_wait(name) and room.wait_seconds() > seconds:
+            raise no_room(name, room)
+        try:
+            async with asyncio.timeout(MOST_WAIT_SECONDS if seconds is None and room is not None else seconds):
+                return await self.enter(name, key)
+        except TimeoutError:
+            if room is not None and (self.absent(name) is not None or self.find(name).asleep):
+                raise no_room(name, room) from None
+            message = "the model was being reloaded; send the request again, with a longer timeout"
+            raise DeadlineExceeded(message) from None
+
+    def _elsewhere(self, name: str | None) -> tuple[Elsewhere, str] | None:
+        """The process that a request has to enter, and the model's name there."""
+        if self.elsewhere is None:
+            return None
+        if (absent := self.absent(name)) is not None:
+            return self.elsewhere, absent
+        served = self.find(name)
+        return None if served.elsewhere is None else (self.elsewhere, served.model.name)
 
     def find(self, name: str | None) -> Serving:
         """Returns the model that has this name now, since a reload may change names. If `name` is None, returns the

@@ -3,7 +3,6 @@
 An app reads the body, calls the function that the wire names for the route, and sends what the function returns.
 """
 
-import asyncio
 import logging
 import secrets
 import time
@@ -43,15 +42,13 @@ from penstock.frontend.sockets import SocketSession
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.frontend.tenants.office import TenantOffice
-from penstock.frontend.versions.room import no_room
 from penstock.frontend.versions.serving import Version
 from penstock.frontend.wires import Wire, WireRoute
-from penstock.messages import DeadlineExceeded, EngineError
+from penstock.messages import EngineError
 from penstock.observe.tracing import Tracer
 
 _log = logging.getLogger("penstock.server")
 _SAFE_METHODS = ("GET", "HEAD")  # RFC 9110: they change nothing
-MOST_WAIT_SECONDS = 300.0  # for room for an engine, of a request without a timeout
 _UPLOAD_BYTES = 1 << 20  # most bytes that an upload buffers
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
@@ -138,17 +135,7 @@ async def _enter(models: ModelRegistry, name: str | None, context: RequestContex
     if not models.must_wait(name):
         return await models.enter(name, context.session_key)
     due = min((each for each in deadlines(context, None, None) if each is not None), default=None)
-    left = None if due is None else due - time.monotonic()
-    room = None if models.on_demand is None else models.on_demand.room
-    if room is not None and left is not None and room.wait_seconds() > left:
-        raise no_room(name, room)
-    try:
-        async with asyncio.timeout(MOST_WAIT_SECONDS if left is None and room is not None else left):
-            return await models.enter(name, context.session_key)
-    except TimeoutError:
-        if room is not None and (models.absent(name) is not None or models.find(name).asleep):
-            raise no_room(name, room) from None
-        raise DeadlineExceeded("the model was being reloaded; send the request again, with a longer timeout") from None
+    return await models.enter_within(name, context.session_key, None if due is None else due - time.monotonic())
 
 
 class _MountedRoute(NamedTuple):

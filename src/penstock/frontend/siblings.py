@@ -46,6 +46,6 @@ class Siblings(Protocol):
         """Returns the exposition of all processes' metrics together, and its content type."""
         ...
 
-    async def load(self) -> bytes:
-        """Returns the answer of /server_load for all processes together."""
+    async def load(self, model: str) -> bytes:
+        """Returns the answer of /server_load for a model, for all processes together."""
         ...

@@ -104,7 +104,7 @@ class TensorModel(MemberModel, Protocol):
         """The fields of Triton's ModelConfig."""
         ...
 
-    def statistics(self) -> dict[str, Any]:
+    async def statistics(self) -> dict[str, Any]:
         """The fields of Triton's ModelStatistics."""
         ...
 
@@ -116,16 +116,16 @@ class Rollouts(Protocol):
         """Begins a rollout. `rules` are the fields of `penstock.repository.rollouts.decision.RolloutRules`."""
         ...
 
-    def steer(self, name: str, what: str) -> None:
+    async def steer(self, name: str, what: str) -> None:
         """Changes a rollout that runs. `what`: pause, resume or abort."""
         ...
 
-    def label(self, name: str, request_id: str, label: Any) -> bool:
+    async def label(self, name: str, request_id: str, label: Any) -> bool:
         """Gives what has turned out to be right for a request. Returns False if it has no effect. Raises
         RequestRejected for a label that does not fit."""
         ...
 
-    def show(self) -> list[dict[str, Any]]:
+    async def show(self) -> list[dict[str, Any]]:
         """Returns the last rollout of each model, for people and JSON."""
         ...
 
@@ -142,11 +142,11 @@ class TensorModels(Protocol):
         NotReady."""
         ...
 
-    def ready(self) -> list[TensorModel]:
+    def ready(self) -> Sequence[TensorModel]:
         """Returns all versions that are ready."""
         ...
 
-    def index(self, *, ready: bool) -> list[dict[str, str]]:
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """Returns the state of every version of every model; with `ready`, only of those that are ready."""
         ...
 

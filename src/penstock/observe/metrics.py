@@ -5,7 +5,7 @@ have a third, which vLLM had earlier. Latencies have OpenTelemetry's GenAI name,
 and codes, but no user text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
@@ -36,6 +36,19 @@ class Room(Protocol):
     def free(self) -> int: ...
 
 
+class CountedSeries(Protocol):
+    """Series besides those of models and of the server, which its API processes count."""
+
+    def collect(self) -> Iterator[Metric]: ...
+    def counts(self) -> Counts:
+        """Returns the counts, and as `now` what holds only while the process runs."""
+        ...
+
+    def load(self, counts: Counts) -> None:
+        """Takes what `counts` returned, or the sum of several."""
+        ...
+
+
 class Metrics:
     """All series of one server process, exposed through a registry."""
 
@@ -57,6 +70,7 @@ class Metrics:
         self.storage = dict.fromkeys(STORAGE_EVENTS, 0)
         self.storage_room: Room | None = None  # None: nothing is stored
         self._models: dict[str, ModelMetrics] = {}
+        self._counted: CountedSeries | None = None
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
         registry.register(_Collector(_ModelSeries(self._models, vllm_names=vllm_names).collect))
@@ -77,6 +91,16 @@ class Metrics:
         found = self._models[name] = ModelMetrics(name, engine, costs)
         return found
 
+    @property
+    def models(self) -> Mapping[str, ModelMetrics]:
+        """The metrics of the models, by name."""
+        return self._models
+
+    def add(self, series: CountedSeries) -> None:
+        """Adds series, once."""
+        self._counted = series
+        self.registry.register(_Collector(series.collect))
+
     def forget(self, name: str) -> None:
         """Removes the series of a model that is no longer served."""
         del self._models[name]
@@ -88,11 +112,13 @@ class Metrics:
 
     def counts(self) -> Counts:
         """Returns the server's counts, without those of models, for `load`."""
+        counted = {"now": {}} if self._counted is None else self._counted.counts()
         return {
             "requests": {" ".join(key): count for key, count in self._requests.items()},
             "dropped_lines": self._dropped_lines(),
-            "in_flight": self.in_flight(),
             "storage": dict(self.storage),
+            "now": {"in_flight": self.in_flight(), **counted.pop("now")},
+            "counted": counted,
         }
 
     def load(self, counts: Counts) -> None:
@@ -100,9 +126,11 @@ class Metrics:
         for key, count in counts["requests"].items():
             method, route, code = key.split(" ")
             self._requests[method, route, code] = count
-        self.in_flight = lambda: counts["in_flight"]
+        self.in_flight = lambda: counts["now"].get("in_flight", 0)
         self.storage.update(counts["storage"])
         self._dropped_lines = lambda: counts["dropped_lines"]
+        if self._counted is not None:
+            self._counted.load({**counts["counted"], "now": counts["now"]})
 
     def _server(self) -> Iterator[Metric]:
         """The series that are not of a model."""

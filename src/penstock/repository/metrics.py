@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from penstock.messages.tensors import Rollouts, TensorModel
+from penstock.messages.tensors import TensorModel
 from penstock.repository.oneshot import OneShotModel
+from penstock.repository.rollouts.service import RepositoryRollouts
 from penstock.repository.statistics import ModelStatistics
 
 _LABELS = ["model", "version"]
@@ -24,7 +25,7 @@ _DURATIONS = (
 class RepositoryMetrics:
     """A collector in prometheus_client's form."""
 
-    def __init__(self, models: Callable[[], list[TensorModel]], rollouts: Rollouts) -> None:
+    def __init__(self, models: Callable[[], list[TensorModel]], rollouts: RepositoryRollouts) -> None:
         """`models` returns those that are ready."""
         self._models, self._rollouts = models, rollouts
         self._rates: dict[tuple[str, str], tuple[float, int, float]] = {}  # (time, requests, rate) of the last window
@@ -68,7 +69,7 @@ class RepositoryMetrics:
             "By how much a candidate is worse: the mean, and the bounds of its confidence sequence.",
             labels=[*_LABELS, "judge", "bound"],
         )
-        for each in self._rollouts.show():
+        for each in self._rollouts.rows():
             labels = [each["name"], each["candidate"]]
             share.add_metric([*labels, each["status"]], each["share"])
             for judge in each["judges"]:

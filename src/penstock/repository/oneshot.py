@@ -147,7 +147,7 @@ class OneShotModel:
         """See TensorModel."""
         return config_of(self.name, self._settings, self._max_rows, self.inputs, self.outputs)
 
-    def statistics(self) -> dict[str, Any]:
+    async def statistics(self) -> dict[str, Any]:
         """See TensorModel."""
         memory = [{"type": "CPU", "id": 0, "byte_size": self.runner.size}] if self.runner.size else []
         return self.statistics_of.fields(self.name, self.version) | {"memory_usage": memory}

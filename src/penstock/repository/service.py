@@ -101,7 +101,7 @@ class Repository:
         found = (version.model for there in self._serving.values() for version in there.values())
         return [model for model in found if isinstance(model, OneShotModel)]
 
-    def index(self, *, ready: bool) -> list[dict[str, str]]:
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """See TensorModels."""
         words = {"loading": "LOADING", "ready": "READY", "draining": "UNLOADING", "dropping": "UNLOADING"}
         found = []
@@ -119,6 +119,14 @@ class Repository:
                     row |= {"version": "1", "state": "UNAVAILABLE", "reason": self._reasons[name]}
                 found.append(row)
         return [row for row in found if not ready or row.get("state") == "READY"]
+
+    def unready(self) -> dict[str, str]:
+        """Returns why models of the repository are not ready, by name."""
+        return {name: self._why(name) for name in {*self._wanted, *self._reasons} if name not in self._serving}
+
+    def labels(self) -> dict[str, dict[str, int]]:
+        """Returns the names that models have for their versions."""
+        return {name: dict(entry.settings.labels) for name, entry in self._wanted.items() if entry.settings.labels}
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """See TensorModels. The members of a pipeline that are not loaded are loaded first, and stay until it is."""
@@ -229,8 +237,6 @@ class Repository:
             await process.close()
         for name in list(self._wanted):
             self.folder.forget(name)
-
-    # -- work -----------------------------------------------------------------------------------------------------
 
     async def _follow(self, path: Path) -> None:
         """Loads and unloads what the file says: a list of names. Models that cannot be loaded are logged."""
@@ -373,8 +379,6 @@ class Repository:
             for number, version in self._serving.get(name, {}).items()
             if version.model is not None
         }
-
-    # -- names ------------------------------------------------------------------------------------------------------
 
     def _named(self, name: str, version: str, there: dict[int, _RepositoryVersion]) -> _RepositoryVersion | None:
         if version.isdigit() and len(version) < 10:

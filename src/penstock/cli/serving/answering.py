@@ -46,7 +46,9 @@ class Answering:
             from penstock.frontend.providers.gateway import open_gateway
 
             try:
-                fallbacks = open_gateway(server.providers, models, metrics)
+                fallbacks = open_gateway(
+                    server.providers, models, metrics, server.api_processes, () if siblings is None else None
+                )
             except ValueError as error:
                 raise ConfigError(str(error)) from None
         self.app = create_app(models, server, metrics, limits, self._tracer, store, siblings, fallbacks)

@@ -19,6 +19,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from penstock.cli.serving.answering import Answering
+from penstock.cli.serving.shared.catalogue import NewVersion
+from penstock.config import ServerConfig
 from penstock.engine.child import die_with_parent
 from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import Offer, Order
@@ -39,21 +41,14 @@ from penstock.text import Tokenizer
 
 
 class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
-    answers: AnswerSettings
-    texts: str  # of `text_digest`
+    server: ServerConfig
+    answers: AnswerSettings | None = None  # of the model on the command line, if there is one
+    texts: str = ""  # of `text_digest`
     created: int  # when the server started, in seconds since the epoch
     grpc: tuple[str, int] | None = None  # the address of the gRPC service
     number: int = 0  # of this process among those of the server; 0 runs batches
     version: int = 1  # of the model, which is the channel of its engine
     fresh: bool = True  # no process of the server has answered requests yet
-
-
-class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings with which a process loads a version."""
-
-    answers: AnswerSettings
-    texts: str
-    created: int
 
 
 class Neighbours:
@@ -75,8 +70,8 @@ class Neighbours:
         content_type, _, body = (await self._supervisor.ask(f"metrics {accept or ''}")).partition("\n")
         return body.encode(), content_type
 
-    async def load(self) -> bytes:
-        return (await self._supervisor.ask("load")).encode()
+    async def load(self, model: str) -> bytes:
+        return (await self._supervisor.ask(f"load {model}")).encode()
 
 
 class ReloadReply(msgspec.Struct, frozen=True):
@@ -156,8 +151,8 @@ async def _end(model: ServedModel) -> None:
 
 
 async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:
-    config = start.answers.server
-    dropped_lines = configure_logging(config.log_level, config.log_format, process=f"api-{start.number}")
+    server = start.server
+    dropped_lines = configure_logging(server.log_level, server.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     orders: dict[str, Callable[..., object]] = {
@@ -181,21 +176,26 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
 
     mux = Mux(end)
     supervisor = SupervisorLink(mux, follow)
-    link = HubLink(mux, start.version)
-    tokenizer = Tokenizer.load(Path(start.answers.path))
+    models = ModelRegistry()
     async with contextlib.AsyncExitStack() as early:
         if start.fresh:  # the engine of one that takes the place of another is ready
-            tls = check_tls(start.answers.server)
+            tls = check_tls(server)
             await early.enter_async_context(answering_early(sock, None if tls is None else tls.context))
-        engine = await link.client()
-    served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
-    server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
-    serving = Serving(served, metrics, server.drain_timeout)
-    answering = Answering(ModelRegistry(serving), server, metrics, start.grpc, neighbours)
+        if start.answers is not None:
+            link = HubLink(mux, start.version)
+            tokenizer = Tokenizer.load(Path(start.answers.path))
+            served = served_model(start.answers, await link.client(), tokenizer, None, start.texts, start.created)
+            serving = Serving(served, metrics, server.drain_timeout)
+            models = ModelRegistry(serving)
+            follower = Follower(serving, mux, supervisor)
+            orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
+        if server.repository:
+            from penstock.cli.serving.shared.mirror import RepositoryMirror
+
+            await RepositoryMirror(mux, models, metrics, server.drain_timeout).begin()
+    answering = Answering(models, server, metrics, start.grpc, Neighbours(supervisor, start, lock))
     background, tls = answering.app.background, answering.tls
-    follower = Follower(serving, mux, supervisor)
-    orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
-    orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
+    orders["count"] = lambda: supervisor.send_counts(_counts(metrics))
     orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)
     if (office := answering.app.office) is not None:
         orders["refuse"] = lambda refuses: office.refuse(refuses == "1")
@@ -206,14 +206,14 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     await answering.run(sock, lambda: supervisor.notify("ready"), stop=drain, hurry=hurry)
 
 
-def _counts(metrics: Metrics, serving: Serving) -> bytes:
-    models = {}
-    for series in serving.versions.series:
-        queue = series.engines.queue
-        models[series.of_model.name] = {
-            "model": series.of_model.counts(),
-            "queue": {"refused": queue.refused, "late": queue.late},
+def _counts(metrics: Metrics) -> bytes:
+    models = {
+        name: {
+            "model": model.counts(),
+            "queue": {"refused": model.engine.queue.refused, "late": model.engine.queue.late},
         }
+        for name, model in metrics.models.items()
+    }
     return msgspec.json.encode({"server": metrics.counts(), "models": models})
 
 

@@ -103,6 +103,12 @@ class ProcessSlot:
         self._mux = Mux(self.api.socket)
         self._link = ApiLink(self._mux, answer)
 
+    @property
+    def mux(self) -> Mux:
+        """The connection that was taken up."""
+        assert self._mux is not None
+        return self._mux
+
     def join(self, hub: Hub, operate: Operate) -> None:
         """Connects the process to a version's engine. `operate` executes its control messages."""
         self._connections = {
@@ -133,7 +139,7 @@ class ProcessSlot:
             self._reply.set_exception(EngineError(f"API process {self.number} has ended; reload again"))
         counts, seconds = self.counts, self.used[1]
         if counts:
-            counts["server"]["in_flight"] = 0
+            counts["server"]["now"] = {}
         self._mux, self._link, self._connections, self.loaded = None, None, {}, 0
         self.counts, self.used = {}, (0, 0.0)
         return counts, seconds

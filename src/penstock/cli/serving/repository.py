@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
@@ -21,11 +22,11 @@ from penstock.frontend.registry import OnDemand
 from penstock.frontend.versions.room import EngineRoom
 from penstock.frontend.versions.series import Series
 from penstock.frontend.versions.serving import Version
-from penstock.messages import LATER_PRIORITY
+from penstock.messages import LATER_PRIORITY, EngineClient
 from penstock.messages.tensors import LoadFailed, MemberModel
 from penstock.observe.metrics import Metrics
 from penstock.prepare.device import detect_device
-from penstock.prepare.model import FoundModel, PreparedModel, find_given, read_given
+from penstock.prepare.model import AnswerSettings, FoundModel, PreparedModel, find_given, read_given
 from penstock.prepare.served import load_tokenizer, served_model, text_digest
 from penstock.repository.entry import Target
 from penstock.repository.metrics import RepositoryMetrics
@@ -112,6 +113,7 @@ class LanguageModelLoader:
         self._flags = flags
         self._metrics, self._drain_timeout = metrics, server.drain_timeout
         self._shares = shares
+        self.answers: WeakKeyDictionary[EngineClient, AnswerSettings] = WeakKeyDictionary()  # by engine
 
     async def load(self, target: Target) -> EngineModel:
         """Returns a model whose engine has computed a token, and adds it to the registry, unless it is the candidate of
@@ -142,7 +144,8 @@ class LanguageModelLoader:
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:
-            answers, costs = prepared.answers, cost_model(prepared, prepared.hardware)
+            answers = self.answers[client] = prepared.answers
+            costs = cost_model(prepared, prepared.hardware)
             texts = await asyncio.to_thread(text_digest, answers)
             tokenizer = None if before is None else await load_tokenizer(answers, texts, before.model)
             return await asyncio.to_thread(served_model, answers, client, tokenizer, costs, texts)
@@ -189,13 +192,19 @@ class ServedRepository:
     """What `penstock serve --repository` adds to a server."""
 
     def __init__(
-        self, server: ServerConfig, flags: Flags, metrics: Metrics, served: Serving | None, shares: EngineShares
+        self,
+        server: ServerConfig,
+        flags: Flags,
+        metrics: Metrics,
+        served: Serving | None,
+        shares: EngineShares,
+        taken: Collection[str] = (),
     ) -> None:
-        """`served` is the model on the command line, if there is one, which also has one of the `shares`. Raises
-        ConfigError."""
+        """`served` is the model on the command line, if there is one, which also has one of the `shares`. `taken` are
+        names of other models of the server. Raises ConfigError."""
         self._names, self._on_demand = server.load_model, frozenset[str]()
         self._loader, self._budgets = LanguageModelLoader(flags, metrics, server, shares), shares.budgets
-        path, taken = Path(server.repository), () if served is None else served.model.names
+        path, taken = Path(server.repository), taken if served is None else served.model.names
         try:
             self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
         except ValueError as error:
@@ -221,7 +230,7 @@ class ServedRepository:
             names = [name for name in self.repository.folder.names() if name not in self._on_demand]
         if names is not None or not await self.repository.read_generation():
             await self.repository.load_all(names)
-        rows = self.repository.index(ready=False)
+        rows = await self.repository.index(ready=False)
         ready = sum(row.get("state") == "READY" for row in rows)
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
         self._following = [
@@ -249,6 +258,10 @@ class ServedRepository:
         if kind == "model":
             return TextMember(found, self._requests)
         return TokenizerMember(found.model.tokenizer, kind)
+
+    def answers(self, model: ServedModel) -> AnswerSettings:
+        """Returns the settings that answers of one of the language models depend on."""
+        return self._loader.answers[model.client]
 
     async def close(self) -> None:
         for task in self._following:

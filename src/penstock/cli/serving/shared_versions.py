@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.cli.operate.reload import Load, LoadedVersion
-from penstock.cli.serving.api_process import ApiStart, NewVersion
+from penstock.cli.serving.api_process import ApiStart
 from penstock.cli.serving.process_slot import ProcessSlot
+from penstock.cli.serving.shared.catalogue import NewVersion
 from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
 from penstock.frontend.versions.series import Series
@@ -43,7 +44,7 @@ class SharedModel:
 
     @property
     def name(self) -> str:
-        return self.start.answers.server.served_model_name
+        return self.start.server.served_model_name
 
 
 class SharedVersion:
@@ -100,7 +101,12 @@ class SharedVersions:
 
         async def load(client: StreamingClient, costs: CostModel | None) -> SharedModel:
             self._offered += 1
-            fields = {"answers": new.prepared.answers, "texts": new.texts, "created": int(time.time())}
+            fields = {
+                "answers": new.prepared.answers,
+                "server": new.prepared.resolved.server,
+                "texts": new.texts,
+                "created": int(time.time()),
+            }
             start = msgspec.structs.replace(before.start, version=self._offered, **fields)
             model = SharedModel(start, client, costs)
             await self._offer(model)
@@ -116,6 +122,7 @@ class SharedVersions:
         def operate(message: ControlMessage) -> Awaitable[ControlAnswer]:
             return self._operate(hub, message)
 
+        assert start.answers is not None
         settings = msgspec.json.encode(NewVersion(answers=start.answers, texts=start.texts, created=start.created))
         _log.info(
             "the engine of %s %s is ready; %d API processes load the version",

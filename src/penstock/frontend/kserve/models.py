@@ -98,23 +98,25 @@ async def show_stats(body: bytes, context: RequestContext) -> bytes:
     Raises APIError 404 for another model."""
     if (model := one_shot_model(context)) is not None:
         if "version" in context.path or context.models.tensors is None:
-            return orjson.dumps({"model_stats": [model.statistics()]})
+            return orjson.dumps({"model_stats": [await model.statistics()]})
         all_versions = [each for each in context.models.tensors.ready() if each.name == model.name]
-        return orjson.dumps({"model_stats": [each.statistics() for each in all_versions]})
+        return orjson.dumps({"model_stats": [await each.statistics() for each in all_versions]})
     _, name = await for_path(context)
     return orjson.dumps({"model_stats": [{"name": name, "version": VERSION}]})
 
 
 async def show_all_stats(body: bytes, context: RequestContext) -> bytes:
     ours = [{"name": name, "version": VERSION} for name in context.models.names()]
-    others = [] if context.models.tensors is None else [each.statistics() for each in context.models.tensors.ready()]
+    others = (
+        [] if context.models.tensors is None else [await each.statistics() for each in context.models.tensors.ready()]
+    )
     return orjson.dumps({"model_stats": [*ours, *others]})
 
 
 async def list_repository(body: bytes, context: RequestContext) -> bytes:
     ready = decode(_index, body).ready if body.strip() else False
     tensors = context.models.tensors
-    rows = [] if tensors is None else tensors.index(ready=ready)
+    rows = [] if tensors is None else await tensors.index(ready=ready)
     there = {row["name"] for row in rows}
     names = [name for name in context.models.names() if name not in there]
     return orjson.dumps(

@@ -40,7 +40,7 @@ _feedback = msgspec.json.Decoder(FeedbackFields)
 
 async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
     """The last rollout of each model."""
-    return orjson.dumps({"rollouts": _rollouts_of(context.models.tensors).show()})
+    return orjson.dumps({"rollouts": await _rollouts_of(context.models.tensors).show()})
 
 
 async def change_rollout(body: bytes, context: RequestContext) -> Answer:
@@ -54,7 +54,7 @@ async def change_rollout(body: bytes, context: RequestContext) -> Answer:
     }
     try:
         if fields.action != "start":
-            rollouts.steer(name, fields.action)
+            await rollouts.steer(name, fields.action)
         elif fields.candidate is None:
             raise LoadFailed("candidate is missing: give the number of a version")
         else:
@@ -68,7 +68,8 @@ async def give_feedback(body: bytes, context: RequestContext) -> bytes:
     """Whether the label is used: the request was compared, and its rollout runs. Raises APIError 400 and 404."""
     fields = decode(_feedback, body)
     label: Any = fields.label
-    return orjson.dumps({"used": _rollouts_of(context.models.tensors).label(fields.model, fields.request_id, label)})
+    used = await _rollouts_of(context.models.tensors).label(fields.model, fields.request_id, label)
+    return orjson.dumps({"used": used})
 
 
 def _rollouts_of(models: TensorModels | None) -> Rollouts:

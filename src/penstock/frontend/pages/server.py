@@ -52,9 +52,8 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 
 async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
-    if context.siblings is not None:
-        return await context.siblings.load()
-    return load_of((await context.for_model(_named(context))).metrics)
+    metrics = (await context.for_model(_named(context))).metrics
+    return load_of(metrics) if context.siblings is None else await context.siblings.load(metrics.name)
 
 
 async def show_usage(body: bytes, context: RequestContext) -> bytes:

@@ -30,6 +30,7 @@ class Version:
         self.metrics = series.of_model
         self.requests = 0
         self.used = time.monotonic()  # when the last request ended
+        self.left: Callable[[], object] = lambda: None  # called when a request has ended
         self._unused = asyncio.Event()
         self._unused.set()
 
@@ -44,6 +45,7 @@ class Version:
         self.used = time.monotonic()
         if not self.requests:
             self._unused.set()
+        self.left()
 
     async def unused(self) -> None:
         """Returns when no request uses the version."""
@@ -81,12 +83,14 @@ class Serving:
         drain_timeout: float = 30.0,
         prepare: Prepare[ServedModel] | None = None,
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        elsewhere: Callable[[float], object] | None = None,
     ) -> None:
         """`metrics` must not have a model of this name yet. `drain_timeout` is in seconds. Without `prepare`, a reload
-        never finds a change. An engine that sleeps wakes within `room`: see EngineRoom.starting."""
+        never finds a change. An engine that sleeps wakes within `room`: see EngineRoom.starting. `elsewhere` gets the
+        seconds of `stay`: another process has the model, and requests enter it by `ModelRegistry.elsewhere`."""
         self.versions = Versions(Version(model, Series(metrics, model)))
         self.reloads = Reloads(self, metrics.reloads, drain_timeout, prepare)
-        self.room = room
+        self.room, self.elsewhere = room, elsewhere
         self.rollout: VersionRollout | None = None
         self.keep_alive: float | None = None  # seconds without a request after which the engine sleeps; None: never
         self._stay: float | None = None  # the same, as the last request wishes
@@ -118,7 +122,7 @@ class Serving:
     @property
     def ready(self) -> bool:
         """True if `enter` would return at once."""
-        return self._gate is None and (self.room is None or not self.asleep)
+        return self._gate is None and self.elsewhere is None and (self.room is None or not self.asleep)
 
     @property
     def holding(self) -> bool:
@@ -142,6 +146,8 @@ class Serving:
         """Lets the engine sleep after so many seconds without a request, until the next one; negative: never. Without
         effect on a model that does not sleep by itself."""
         self._stay = seconds if seconds >= 0 else math.inf
+        if self.elsewhere is not None:
+            self.elsewhere(seconds)
 
     @property
     def sleeps_after(self) -> float:

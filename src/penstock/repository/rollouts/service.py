@@ -137,7 +137,7 @@ class RepositoryRollouts:
             raise LoadFailed(f"the rollout cannot begin: {error}") from None
         _log.info("%s: version %d is rolled out in place of version %d", name, candidate, incumbent)
 
-    def steer(self, name: str, what: str) -> None:
+    async def steer(self, name: str, what: str) -> None:
         """See Rollouts."""
         running = self._running.get(name)
         if running is None or not running.rollout.record.state.is_open:
@@ -151,13 +151,17 @@ class RepositoryRollouts:
         else:
             rollout.set_state(msgspec.structs.replace(state, status="running", since=time.time()))
 
-    def label(self, name: str, request_id: str, label: Any) -> bool:
+    async def label(self, name: str, request_id: str, label: Any) -> bool:
         """See Rollouts."""
         running = self._running.get(name)
         return running is not None and running.comparison.label(request_id, label)
 
-    def show(self) -> list[dict[str, Any]]:
+    async def show(self) -> list[dict[str, Any]]:
         """See Rollouts."""
+        return self.rows()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns what `show` does."""
         return [_shown(record) for record in self._records.records.values()]
 
     def _end(self, rollout: Rollout, status: Status, reason: str) -> None:

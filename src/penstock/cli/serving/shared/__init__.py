@@ -1,0 +1,1 @@
+"""A repository that several API processes serve: the supervisor has it, and the processes call the supervisor."""
