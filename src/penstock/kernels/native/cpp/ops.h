@@ -379,15 +379,8 @@ inline const int8_t* table_of(Codes codes) {
 
 // The bits of a packed value.
 inline int64_t bits_of(const Format& format) {
-  switch (format.scheme) {
-    case Scheme::f32:
-      return 32;
-    case Scheme::bf16:
-    case Scheme::int16:
-      return 16;
-    case Scheme::grouped:
-      break;
-  }
+  if (format.scheme == Scheme::f32) return 32;
+  if (format.scheme != Scheme::grouped) return 16;
   return format.codes == Codes::bytes ? 8 : 4;
 }
 
