@@ -36,7 +36,7 @@ def bitsandbytes(config: HFConfig, quantization: HFConfig) -> Coded:
     layout: FourBits | EightBits
     if quantization.flag("load_in_4bit"):
         quantization.one_of("bnb_4bit_quant_storage", "uint8")
-        layout = FourBits(quantization.one_of("bnb_4bit_quant_type", "fp4", "nf4"))
+        layout = FourBits("nf4" if quantization.one_of("bnb_4bit_quant_type", "fp4", "nf4") == "nf4" else "fp4")
     elif quantization.flag("load_in_8bit"):
         layout = EightBits()
     else:
