@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.config.facts import MatrixFacts, ModelFacts
 
 Scheme = Literal["f32", "bf16", "int16", "grouped"]
-Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
+Codes = Literal["bytes", "nibbles", "iq4", "mxfp4", "nf4", "fp4"]
 Scales = Literal["f16", "f32", "two_levels", "by_column"]
 DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # what a GPU makes of weights that are floats
 
@@ -29,10 +29,26 @@ WIDENED_ROWS = 65  # with so many rows or more, a GPU's kernels widen codes into
 WIDENED_BYTES = 64 << 20  # of at most this size
 _BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
 _SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1, "by_column": 2}
-# The values of codes that are places in a table, which cpp/gguf_rows.h has too.
+# The values of codes that are places in a table, which cpp/ops.h has too.
 TABLES: dict[str, tuple[int, ...]] = {
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "nf4": (-124, -86, -65, -49, -35, -23, -11, 0, 10, 20, 31, 42, 55, 70, 90, 124),
+    "fp4": (0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30),
+}
+# Tables of bitsandbytes, whose values are no integers: their values, and what an integer of TABLES stands for.
+# 1 / 124.11 is the unit with the least mean error for normal values; 1 / 120 makes all values of FP4 exact but 1 / 192.
+FRACTIONS: dict[str, tuple[tuple[float, ...], float]] = {
+    "nf4": (
+        (
+            *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+            *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+            *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+            *(0.7229568362236023, 1.0),
+        ),
+        1 / 124.11,
+    ),
+    "fp4": (tuple(sign * x / 192 for sign in (1, -1) for x in (0, 1, 128, 192, 64, 96, 32, 48)), 1 / 120),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config.weights import TABLES, WeightFormat
+from penstock.config.weights import FRACTIONS, TABLES, WeightFormat
 
 CODED = "CODED"  # the type of rows with a byte for each code, then fp32 scales and minima of the groups
 
@@ -21,13 +21,15 @@ class CodedRows:
     order: NDArray[np.int32] | None = None  # [k]: the column of the matrix that each is, if the format is ordered
 
     def packed_as(self, target: WeightFormat) -> NDArray[np.uint8]:
-        """The rows [rows, bytes] of the type CODED in a format that holds them without loss (see format_of)."""
+        """The rows [rows, bytes] of the type CODED in a format that holds them without loss (see format_of), but for
+        the values of a table that are rounded to integers (see FRACTIONS)."""
         own, codes = self.format, self.codes
         if (own.codes, own.zero) != (target.codes, target.zero):
             table = TABLES.get(own.codes)
             values = np.arange(256) - own.zero if table is None else np.resize(table, 256)
             codes = (values + target.zero).astype(np.uint8).take(codes)
-        factors = [self.scales]
+        _, unit = FRACTIONS.get(own.codes, ((), 1.0))
+        factors = [self.scales * np.float32(unit)]
         if target.mins:
             factors.append(np.zeros_like(self.scales) if self.mins is None else self.mins)
         groups = target.groups(codes.shape[1])
@@ -36,7 +38,8 @@ class CodedRows:
 
     def values(self) -> NDArray[np.float32]:
         """The values [rows, k], in the order of the matrix's columns."""
-        table, k = TABLES.get(self.format.codes), self.codes.shape[1]
+        table, _ = FRACTIONS.get(self.format.codes, (TABLES.get(self.format.codes), 1.0))
+        k = self.codes.shape[1]
         if table is None:
             values = self.codes - np.float32(self.format.zero)
         else:

@@ -1,6 +1,6 @@
 """The arithmetic of packed weights, written out in NumPy. Native kernels must give the same bits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,10 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-TABLES = {"iq4": IQ4, "mxfp4": MXFP4}
+NF4 = (-124, -86, -65, -49, -35, -23, -11, 0, 10, 20, 31, 42, 55, 70, 90, 124)  # in units of 1 / 124.11
+FP4 = (0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30)  # of 1 / 120
+TABLES = {"iq4": IQ4, "mxfp4": MXFP4, "nf4": NF4, "fp4": FP4}
+BITSANDBYTES = {kind: replace(INT8, codes=kind.lower(), scales="f32", group=64) for kind in ("NF4", "FP4")}
 LEAST = 2.0**-126  # of the normal numbers of fp32 and bf16
 # How tiles pair each 32 values along k. Of codes those are pairs whose bits lie 16 apart.
 PAIRS_OF_FLOATS = np.arange(32).reshape(16, 2)
@@ -57,7 +60,7 @@ def grouped_formats(isa: str) -> dict[str, WeightFormat]:
     """All grouped formats of an instruction set that tests use, by a name."""
     int4 = {f"int4-{group}": int4_format(group) for group in (32, 64, 128)}
     joined = {"+".join(names): format_of(GGUF_FORMATS[name] for name in names) for names in JOINED}
-    formats = {"int8": INT8, **int4, **GGUF_FORMATS, **joined}
+    formats = {"int8": INT8, **int4, **GGUF_FORMATS, **joined, **BITSANDBYTES}
     return {name: held_as(fmt, isa) for name, fmt in formats.items()}
 
 

@@ -11,11 +11,12 @@ from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.weights import CodedWeight, JoinedWeight, empty_codes
 from tests.kernels.device_weights import dense, pack
-from tests.kernels.native.reference import JOINED
+from tests.kernels.native.reference import BITSANDBYTES, JOINED
 from tests.kernels.triton.device import DEVICE, there
 
 FORMATS: dict[str, WeightFormat] = {
     **GGUF_FORMATS,
+    **BITSANDBYTES,
     **{"+".join(names): format_of(GGUF_FORMATS[name] for name in names) for names in JOINED},
     **{f"int4-{group}": device_int4(group) for group in (32, 64, 128)},
 }
@@ -117,7 +118,7 @@ def test_sections_are_multiplied_side_by_side() -> None:
     assert whole.nbytes == sum(part.nbytes for part in parts) + floats.nbytes + bias.nbytes
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q6_K", "Q2_K", "IQ4_NL", "MXFP4"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q6_K", "Q2_K", "IQ4_NL", "MXFP4", "NF4"])
 def test_an_embedding_is_looked_up(name: str) -> None:
     weight = random_codes(FORMATS[name], 19, 1120)
     tokens, values = torch.tensor([3, 18, 3, 0]), dense(weight).cpu()

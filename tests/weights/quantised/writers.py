@@ -28,8 +28,7 @@ NF4 = (
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
-FP4 = (*FP4, *(-value for value in FP4))
+FP4 = tuple(sign * value / 12 for sign in (1, -1) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -204,9 +203,9 @@ def fp4(kind: str) -> Writer:
     return write
 
 
-def bnb4(kind: str, *, nested: bool) -> Writer:
+def bnb4(kind: str, *, nested: bool, block: int = 64) -> Writer:
     """bitsandbytes' NF4 and FP4, with double quantisation or without."""
-    block, outer = 64, 256
+    outer = 256
 
     def write(module: str, weight: Tensor) -> tuple[Tensors, Tensor]:
         table = torch.tensor(NF4 if kind == "nf4" else FP4)
@@ -250,11 +249,11 @@ def bnb8(module: str, weight: Tensor) -> tuple[Tensors, Tensor]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of checkpoint: its writer, its quantization_config, and whether it is kept as codes."""
+    """A kind of checkpoint: its writer, its quantization_config, and how many matrices of a layer are kept as codes."""
 
     write: Writer
     config: Mapping[str, Any] = field(hash=False)
-    coded: bool = True
+    coded: int = 4  # qkv, output, gate and up, down
     dtype: str = "float16"
 
 
@@ -324,8 +323,9 @@ KINDS: dict[str, Kind] = {
     "modelopt nvfp4": Kind(
         fp4("modelopt"), {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.gate"]}
     ),
-    "nf4": Kind(bnb4("nf4", nested=True), BNB4, coded=False),
-    "fp4": Kind(bnb4("fp4", nested=False), BNB4, coded=False),
+    # Rows of 96 columns are no whole blocks of 64, so that only output and down are kept as codes.
+    "nf4": Kind(bnb4("nf4", nested=True), BNB4 | {"bnb_4bit_quant_type": "nf4"}, coded=2),
+    "fp4": Kind(bnb4("fp4", nested=False), BNB4, coded=2),
     "bitsandbytes int8": Kind(bnb8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 

@@ -9,10 +9,11 @@ Of a matrix of int8, `SCB` fp32 [n] are the largest values of rows.
 """
 
 import math
+import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.weights import WeightFormat
+from penstock.config.weights import FRACTIONS, INT8, Codes, WeightFormat
 from penstock.families.checkpoint.coded import Coded, in_layers, is_head, module_names
 from penstock.families.checkpoint.codes import broken, coded, expect, first_bytes, grouped, matrix, part_of
 from penstock.families.checkpoint.scheme import Decode
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_STATE_BYTES = 64 << 10
-_KINDS = ("nf4", "fp4")
+GROUP = 64  # values of a block, or of a part of one
+_TABLE_ERROR = 1e-6  # between the values that a file has for its codes and those of their type
 _BITS_PER_LARGEST = 127
 
 
@@ -34,7 +36,7 @@ def bitsandbytes(config: HFConfig, quantization: HFConfig) -> Coded:
     layout: FourBits | EightBits
     if quantization.flag("load_in_4bit"):
         quantization.one_of("bnb_4bit_quant_storage", "uint8")
-        layout = FourBits()
+        layout = FourBits("nf4" if quantization.one_of("bnb_4bit_quant_type", "fp4", "nf4") == "nf4" else "fp4")
     elif quantization.flag("load_in_8bit"):
         layout = EightBits()
     else:
@@ -51,45 +53,52 @@ def bitsandbytes(config: HFConfig, quantization: HFConfig) -> Coded:
 
 @dataclass(frozen=True)
 class FourBits:
-    """The layout of a matrix of NF4 or FP4. Their 16 values are no integers, which the tables of the grouped format
-    hold, so they are read as floats."""
+    """The layout of a matrix of NF4 or FP4. If rows are no whole blocks, it is read as floats."""
 
-    block: int = 0  # values of the flattened matrix that share a scale
+    kind: Codes
+    block: int = GROUP  # values of the flattened matrix that share a scale
     nested_block: int = 0  # scales that share one of theirs; 0: scales are fp32
     offset: float = 0.0  # of scales
 
     def format(self, columns: int) -> WeightFormat | None:
-        return None
+        if columns % GROUP:
+            return None
+        return replace(INT8, codes=self.kind, scales="f32", group=GROUP, name=self.kind.upper())
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         codes = found.get(name)
-        kind = next((kind for kind in _KINDS if f"{name}.quant_state.bitsandbytes__{kind}" in found), None)
-        if codes is None or kind is None:
+        state_tensor = found.pop(f"{name}.quant_state.bitsandbytes__{self.kind}", None)
+        if codes is None or state_tensor is None:
             return None
-        state_tensor = found.pop(f"{name}.quant_state.bitsandbytes__{kind}")
         try:
             state = HFConfig(parse_json_object(first_bytes(state_tensor, MAX_STATE_BYTES), "quant_state"))
             shape = state.integers("shape")
             nested = state.integer("nested_blocksize", 0, least=0)
             offset = state.get("nested_offset") if nested else 0.0
-            layout = FourBits(state.integer("blocksize"), nested, float(offset))
+            layout = replace(self, block=state.integer("blocksize"), nested_block=nested, offset=float(offset))
         except (TypeError, ValueError) as error:  # UnsupportedModel among them
             raise broken(state_tensor, f"is no state of bitsandbytes: {error}") from None
         if len(shape) != 2 or 0 in shape or shape[1] % 2 or not math.isfinite(layout.offset):
             raise broken(state_tensor, f"has the shape {shape}; expected rows and an even number of columns")
         n, k = shape
+        if layout.block % GROUP and self.format(k):
+            raise broken(state_tensor, f"has blocks of {layout.block} values; expected a multiple of {GROUP}")
         blocks = -(-n * k // layout.block)
         expect(codes, name, ("U8",), (n * k // 2, 1), (1, n * k // 2))
         absmax, table = (part_of(codes, f"{name}.{end}", found) for end in ("absmax", "quant_map"))
         expect(absmax, name, ("U8" if nested else "F32",), (blocks,))
         others = [replace(codes, shape=(n, k // 2)), absmax, expect(table, name, ("F32",), (16,))]
+        of_kind, _ = FRACTIONS[self.kind]
+        in_file = struct.unpack("<16f", first_bytes(table, table.size))
+        if not all(abs(one - other) < _TABLE_ERROR for one, other in zip(in_file, of_kind, strict=True)):
+            raise broken(table, f"has other values than those of {self.kind.upper()}")
         if nested:
             of_scales, values = (part_of(codes, f"{name}.nested_{end}", found) for end in ("absmax", "quant_map"))
             others += [
                 expect(of_scales, name, ("F32",), (-(-blocks // nested),)),
                 expect(values, name, ("F32",), (256,)),
             ]
-        return matrix(codes, kind.upper(), (n, k), (2, 1), Decode(layout, tuple(others)))
+        return matrix(codes, self.format(k) or self.kind.upper(), (n, k), (2, 1), Decode(layout, tuple(others)))
 
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
         import numpy as np  # not at the top: see stored.py
@@ -99,10 +108,10 @@ class FourBits:
         values = np.stack((data >> 4, data & 15), -1).reshape(len(data), -1)
         k = 2 * codes.shape[1]
         first, last = part.rows[0] * k // self.block, (part.rows[-1] * k + k - 1) // self.block
-        scales = self._scales(others, range(first, last + 1), part)
-        places = np.arange(part.rows.start, part.rows.stop, part.rows.step)[:, None] * k
-        blocks = (places + np.arange(part.columns.start, part.columns.stop)) // self.block - first
-        return Rows(_all(table, part).take(values) * scales.take(blocks))
+        fmt, places = self.format(k), np.arange(part.rows.start, part.rows.stop, part.rows.step)[:, None] * k
+        each = np.arange(part.columns.start, part.columns.stop, fmt.group if fmt else 1)  # what has a scale
+        scales = self._scales(others, range(first, last + 1), part).take((places + each) // self.block - first)
+        return Rows(values, scales, fmt) if fmt else Rows(_all(table, part).take(values) * scales)
 
     def _scales(self, others: tuple[StoredTensor, ...], blocks: range, part: ReadPart) -> "NDArray[np.float32]":
         """The scales of some blocks."""

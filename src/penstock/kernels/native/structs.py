@@ -13,7 +13,7 @@ from penstock.kernels.native.build import CPP
 
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
-CODES = ("bytes", "nibbles", "iq4", "mxfp4")
+CODES = ("bytes", "nibbles", "iq4", "mxfp4", "nf4", "fp4")
 SCALES = ("f16", "f32", "two_levels", "by_column")
 EPILOGUES = ("", "silu", "gelu_tanh", "gelu", "swiglu_oai")  # of gated weights, in the order of Epilogue,
 UNGATED = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # and those that follow

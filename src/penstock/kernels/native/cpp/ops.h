@@ -20,7 +20,7 @@ enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: only for pages
 enum class Scheme : int32_t { f32 = 0, bf16 = 1, int16 = 2, grouped = 3 };
 
 // The codes of a grouped weight: bytes, four bits, or four bits that are places in a table.
-enum class Codes : int32_t { bytes = 0, nibbles = 1, iq4 = 2, mxfp4 = 3 };
+enum class Codes : int32_t { bytes = 0, nibbles = 1, iq4 = 2, mxfp4 = 3, nf4 = 4, fp4 = 5 };
 
 // How scales and minima of groups are stored: fp16, fp32, as an int8 times an fp16 for each kSuper values along k, or as
 // an fp16 times a power of two for each column: its scale times kByColumn. With the latter the largest value that a code
@@ -363,26 +363,24 @@ constexpr int64_t kGroupOfX = 32;  // values of a row of x that share a scale wh
 constexpr float kByColumn = 0x1p-48f;  // AMX's sums are smaller than x times codes by this (see isa/amx/weights.h)
 constexpr int64_t kSuper = 256;    // values along k that share the second level of scales
 
-// The values of codes that are places in a table: those of llama.cpp's IQ4_NL and IQ4_XS, and those of MXFP4 (OCP
-// Microscaling formats, FP4 E2M1) times two.
+// The values of codes that are places in a table: those of llama.cpp's IQ4_NL and IQ4_XS, those of MXFP4 (OCP
+// Microscaling formats, FP4 E2M1) times two, and those of bitsandbytes' NF4 and FP4 in units (FRACTIONS in
+// config/weights.py).
 inline constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 inline constexpr int8_t kMxfp4Table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr int8_t kNf4Table[16] = {-124, -86, -65, -49, -35, -23, -11, 0, 10, 20, 31, 42, 55, 70, 90, 124};
+inline constexpr int8_t kFp4Table[16] = {0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30};
 
+// Null for codes that are numbers themselves.
 inline const int8_t* table_of(Codes codes) {
-  return codes == Codes::iq4 ? kIq4Table : codes == Codes::mxfp4 ? kMxfp4Table : nullptr;
+  constexpr const int8_t* kTables[] = {nullptr, nullptr, kIq4Table, kMxfp4Table, kNf4Table, kFp4Table};
+  return kTables[static_cast<int32_t>(codes)];
 }
 
 // The bits of a packed value.
 inline int64_t bits_of(const Format& format) {
-  switch (format.scheme) {
-    case Scheme::f32:
-      return 32;
-    case Scheme::bf16:
-    case Scheme::int16:
-      return 16;
-    case Scheme::grouped:
-      break;
-  }
+  if (format.scheme == Scheme::f32) return 32;
+  if (format.scheme != Scheme::grouped) return 16;
   return format.codes == Codes::bytes ? 8 : 4;
 }
 

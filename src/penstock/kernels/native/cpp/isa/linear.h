@@ -276,6 +276,10 @@ inline void by_format(const Format& format, const F& f) {
       return f.template operator()<DotTable<Codes::iq4>>();
     case Codes::mxfp4:
       return f.template operator()<DotTable<Codes::mxfp4>>();
+    case Codes::nf4:
+      return f.template operator()<DotTable<Codes::nf4>>();
+    case Codes::fp4:
+      return f.template operator()<DotTable<Codes::fp4>>();
   }
 }
 

@@ -186,6 +186,10 @@ void by_codes(const Format& format, const F& f) {
       return with_codes.template operator()<Codes::iq4>();
     case Codes::mxfp4:
       return with_codes.template operator()<Codes::mxfp4>();
+    case Codes::nf4:
+      return with_codes.template operator()<Codes::nf4>();
+    case Codes::fp4:
+      return with_codes.template operator()<Codes::fp4>();
   }
 }
 
