@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.simulate.build import build
 from penstock.simulate.prices import load_prices
 from penstock.simulate.records import RequestRecord
@@ -84,6 +86,11 @@ def _simulate(trace: Path, speed: float, router: str) -> list[Replayed]:
     simulation = build(mooncake(trace, router, speed), load_prices(), Path())
     for replica in simulation.replicas.values():
         replica.cost = DynamoCost(replica.kv_tokens)
+        # Two rules of Dynamo's engine. It plans a step when the one before has ended; ours plans one ahead on a GPU.
+        replica.capacity = replace(replica.capacity, depth=1)
+    # And a step begins when all requests of a moment have come. The traces have one time for all of 3 s.
+    wake = simulation._wake
+    simulation._wake = lambda replica: simulation.at(simulation.clock.ns + 1, wake, replica)  # type: ignore[method-assign]
     return [_replayed(each) for each in simulation.run().requests]
 
 

@@ -83,7 +83,7 @@ def replica_plans(commands: Sequence[Arrival], capacity: Capacity) -> list[str]:
         if aborted:
             one.abort(asked)
         else:
-            one.book(asked)
+            one.book(asked, asked.prompt_tokens)
             one.receive(asked.message())
         if not one.computes:
             due = one.step()

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.cluster.costs import FleetView
+from penstock.cluster.route import RouteChoice, choose
+from penstock.cluster.view import RouteRequest
 from penstock.simulate.batching import BatchScheduler
 from penstock.simulate.build import build
 from penstock.simulate.figures import figures_of, series_of
@@ -139,6 +142,7 @@ def test_requests_blocks_tokens_and_money_are_conserved(block: int) -> None:
                 check_scheduler(replica.scheduler)
             flying = set(replica.in_flight)
             assert flying <= {each.number for each in outcome.requests if each.status == "open"}
+            assert replica.uncached.keys() <= flying and replica.prefilling == sum(replica.uncached.values())
             if not flying and not replica.computes:
                 assert not any(replica.scheduler.stats().blocks_held)
         # Money: what replicas were paid for, at their price.
@@ -216,6 +220,32 @@ def test_the_router_decides_what_the_prefix_cache_finds() -> None:
     assert whole is not None and apart is not None and whole > apart > 0
 
 
+def test_a_prompt_counts_for_the_router_until_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a real front: also while it is computed in parts, and without its cached tokens."""
+    seen: list[tuple[float, float]] = []  # uncached tokens of the prompts at the replica, and those of the request
+
+    def watched(view: FleetView, request: RouteRequest, seed: int) -> RouteChoice:
+        (one,) = view.replicas
+        seen.append((one.backlog_tokens + one.booked_tokens, request.prompt_tokens - request.cached.get(one.name, 0)))
+        return choose(view, request, seed)
+
+    monkeypatch.setattr("penstock.simulate.cluster_router.choose", watched)
+    kinds = {"prompt": 100, "output": 8, "shared": {"tokens": 1600}}
+    traffic = {"a": {"name": "a", "arrivals": {"kind": "even", "rate": 4}, **kinds}}
+    replica = {"model": "smollm2-135m", "device": "CPU-2", "kv_tokens": 65536, "max_model_len": 2048}
+    one = scenario(
+        duration=3.0, router="cluster", traffic=traffic, replicas={"r": {**replica, "max_num_batched_tokens": 256}}
+    )
+    simulation, outcome = run(one)
+    uncached = [tokens for _, tokens in seen]
+    assert uncached[0] == 1700 and uncached[-1] < 120
+    for place, request in enumerate(outcome.requests):
+        open_ones = [each for each in range(place) if outcome.requests[each].first > request.at]
+        assert seen[place][0] == sum(uncached[each] for each in open_ones)
+    assert any(tokens > 0 for tokens, _ in seen), "requests came while a prompt was computed"
+    assert not any(each.prefilling or each.uncached for each in simulation.replicas.values())
+
+
 def test_static_batching_keeps_rows_until_the_longest_ends() -> None:
     traffic = {
         "name": "a",
@@ -261,7 +291,7 @@ def test_requests_of_a_replica_that_ends_go_on_elsewhere_from_their_last_token()
     assert any("ends with 3 requests" in what for _, what in outcome.timeline)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 def test_prompts_are_computed_apart_whatever_ends(seed: int) -> None:
     """Long prompts beside long answers; replicas of either role end, hang and become slow."""
     replica = {

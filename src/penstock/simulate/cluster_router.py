@@ -26,14 +26,12 @@ class _KnownReplica:
         self.rates = StepRates()
         self.stats = EngineStats()
         self.stats_at = 0.0
-        self.sent: deque[tuple[float, int]] = deque()  # when requests were sent, and their uncached tokens
-        self.booked = 0  # tokens of these
+        self.sent: deque[tuple[float, int]] = deque()  # when requests were sent, and their numbers
         self.recent, self.recent_at = 0.0, 0.0
 
-    def send(self, uncached: int, now: float) -> None:
+    def send(self, number: int, uncached: int, now: float) -> None:
         """Counts a request that is sent."""
-        self.sent.append((now, uncached))
-        self.booked += uncached
+        self.sent.append((now, number))
         self.recent = self.faded(now) + uncached
         self.recent_at = now
 
@@ -45,7 +43,7 @@ class _KnownReplica:
             self.stats, self.stats_at = stats, now
             self.rates.observe(stats)
         while self.sent and self.sent[0][0] < self.stats_at - STATS_SECONDS:
-            self.booked -= self.sent.popleft()[1]
+            self.sent.popleft()
         return new
 
     def faded(self, now: float) -> float:
@@ -53,6 +51,7 @@ class _KnownReplica:
 
     def view(self, now: float) -> ReplicaView:
         replica, stats, rates = self.replica, self.stats, self.rates
+        booked = [replica.uncached[number] for _, number in self.sent if number in replica.uncached]
         return ReplicaView(
             name=replica.name,
             role=replica.role,
@@ -63,14 +62,14 @@ class _KnownReplica:
             kv_tokens=replica.kv_tokens,
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=max(replica.queue.tokens - self.booked, 0),
+            backlog_tokens=replica.prefilling - sum(booked),
             kv_usage=stats.kv_usage,
             prefill_seconds=rates.prefill_seconds,
             step_seconds=rates.step_seconds,
             row_seconds=rates.row_seconds,
             request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
-            booked_requests=len(self.sent),
-            booked_tokens=self.booked,
+            booked_requests=len(booked),
+            booked_tokens=sum(booked),
             recent_tokens=self.faded(now),
         )
 
@@ -94,13 +93,17 @@ class ClusterRouter:
         asked = RouteRequest(prompt_tokens=request.prompt_tokens, max_tokens=request.output, cached=cached)
         choice = choose(FleetView.of(views), asked, self._seed)
         name, source = choice.replicas[0], self._known.get(choice.source)
-        known = self._known[name]
+        known, uncached = self._known[name], request.prompt_tokens - cached.get(name, 0)
         self._index.book(name, keys, now)
-        if source is not None and choice.computes:
+        if source is None:
+            known.send(request.number, uncached, now)
+            return Routed(known.replica, uncached)
+        known.send(request.number, 0, now)
+        if choice.computes:
+            uncached = request.prompt_tokens - cached.get(choice.source, 0)
             self._index.book(choice.source, keys, now)
-            source.send(request.prompt_tokens - cached.get(choice.source, 0), now)
-        known.send(0 if source is not None else request.prompt_tokens - cached.get(name, 0), now)
-        return Routed(known.replica, None if source is None else source.replica, choice.computes)
+            source.send(-request.number, uncached, now)
+        return Routed(known.replica, uncached, source.replica, choice.computes)
 
     def _keys(self, request: SimulatedRequest, replica: SimulatedReplica) -> list[bytes]:
         size, weights = replica.capacity.block_size, replica.capacity.identity.weights

@@ -8,7 +8,7 @@ row in decode steps. With B rows, a decode step takes step(B) seconds; prompts t
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from penstock.simulate.costs.devices import DEVICES
 from penstock.simulate.costs.work import StepLoad
 from penstock.simulate.figures import figures_of
 from penstock.simulate.models import find_spec
-from penstock.simulate.prices import PriceBook
+from penstock.simulate.prices import PriceBook, ProviderPrice
 from penstock.simulate.scenario import ReplicaSpec, Scenario, Targets
 from penstock.simulate.traffic.arrivals import Poisson
 from penstock.simulate.traffic.lengths import LogNormal
@@ -37,7 +37,8 @@ SIGMA = 0.6  # of the logarithm of lengths: between fixed lengths and the long t
 QUANTIZATIONS: Mapping[str, Sequence[Literal["none", "int8", "int4", "fp8"]]] = MappingProxyType(
     {"cuda": ("none", "fp8", "int8", "int4"), "cpu": ("none", "int8", "int4")}
 )
-SIMULATED_REQUESTS = 1500  # to verify a candidate
+SIMULATED_REQUESTS = 1500  # to verify a candidate,
+LONGEST_SECONDS = 1e6  # in which as many come: fewer of very rare ones are simulated
 WEIGHT_BYTES = {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # of a parameter, at least
 GRID = 1.08  # numbers of rows whose steps are estimated differ by this factor
 SLOWEST, FASTEST = 1e-3, 1e5  # requests a second of a replica,
@@ -84,9 +85,9 @@ class FleetCandidate:
     ttft: float  # at the share of the demand, estimated
     tpot: float
     bottleneck: str
+    load: float  # of `rate` that each replica gets
     attained: float | None = None  # share of simulated requests that kept to the targets
     interval: tuple[float, float] = (0.0, 1.0)  # of the same, at 95%
-    busy: float | None = None  # share of the time in steps, simulated
 
     @property
     def devices(self) -> int:
@@ -125,8 +126,17 @@ def replicas_for(demand: Demand, devices: Sequence[str]) -> Iterator[ReplicaSpec
                 )
 
 
-def estimate(demand: Demand, sized: SizedGroup) -> FleetCandidate | None:
-    """Returns how many of these replicas the demand needs; None if no number does."""
+class NoFleet(ValueError):
+    """No number of replicas serves a demand. `alone`: TTFT and TPOT of a request that a replica computes alone, if
+    these miss the targets. `many`: it takes more replicas than are planned for."""
+
+    def __init__(self, alone: tuple[float, float] | None = None, *, many: bool = False) -> None:
+        super().__init__("no number of replicas serves it")
+        self.alone, self.many = alone, many
+
+
+def estimate(demand: Demand, sized: SizedGroup) -> FleetCandidate:
+    """Returns how many of these replicas the demand needs. Raises NoFleet if no number serves it."""
     assert isinstance(sized.cost, AnalyticCost)
     load, best = _ReplicaLoad(demand, sized), None
     exponents = 0.0, math.log2(FASTEST / SLOWEST)
@@ -138,14 +148,17 @@ def estimate(demand: Demand, sized: SizedGroup) -> FleetCandidate | None:
         else:
             exponents = exponents[0], middle
     if best is None:
-        return None
+        alone = load.at(SLOWEST)
+        raise NoFleet(None if alone is None else alone[:2])
     low = SLOWEST * 2 ** exponents[0]
     count = math.ceil(demand.rate / low)
     if count > MAX_REPLICAS:
-        return None
+        raise NoFleet(many=True)
     ttft, tpot, rows = load.at(demand.rate / count) or best
     hour = count * sized.devices * sized.price
-    return FleetCandidate(sized.spec, count, hour, low, rows, ttft, tpot, load.bottleneck(low))
+    return FleetCandidate(
+        sized.spec, count, hour, low, rows, ttft, tpot, load.bottleneck(low), demand.rate / count / low
+    )
 
 
 class _ReplicaLoad:
@@ -212,36 +225,73 @@ class _ReplicaLoad:
 
 
 def search(demand: Demand, prices: PriceBook, devices: Sequence[str]) -> list[FleetCandidate]:
-    """Returns the candidates, the cheapest first: the best of each device and quantisation. Raises ValueError if there
-    is none, with the reason."""
+    """Returns the candidates, the cheapest first: the best of each device and quantisation. Of equal prices, the one
+    with fewer devices and then more exact weights comes first. Raises ValueError if there is none, with the reason."""
     best: dict[tuple[str, str], FleetCandidate] = {}
-    misfits = 0
+    reasons: list[NoFleet] = []
     for replica in replicas_for(demand, devices):
         try:
             found = estimate(demand, size_group(replica, prices, Path()))
         except (DoesNotFit, CannotSplit, ConfigError):
-            misfits += 1
+            continue
+        except NoFleet as error:
+            reasons.append(error)
             continue
         key = (replica.device, replica.quantization)
-        if found is not None and (key not in best or found.hour < best[key].hour):
+        if key not in best or found.hour < best[key].hour:
             best[key] = found
     if not best:
-        why = "the model fits on none of them" if misfits else "no number of replicas keeps to them"
         raise ValueError(
             f"no fleet of {', '.join(devices)} serves {demand.rate:g} requests/s of {demand.model} with a TTFT of "
-            f"{demand.ttft:g} s and a TPOT of {demand.tpot:g} s ({why}): allow longer times, or other devices"
+            f"{demand.ttft:g} s and a TPOT of {demand.tpot:g} s: {_why_none(reasons)}"
         )
     return sorted(best.values(), key=lambda each: (each.hour, each.devices, each.replica.device))
+
+
+def _why_none(reasons: Sequence[NoFleet]) -> str:
+    alone = [error.alone for error in reasons if error.alone]
+    if any(error.many for error in reasons):
+        return (
+            f"it takes more than {MAX_REPLICAS} replicas; plan for a part of --rate, or name faster devices (--device)"
+        )
+    if alone:
+        ttft, tpot = (min(times) for times in zip(*alone, strict=True))
+        why = f"a request alone takes {ttft:.2g} s and {tpot:.2g} s at least; give a longer --ttft or --tpot, or name "
+        return f"{why}faster devices (--device)"
+    return "the model and its KV cache do not fit; name devices with more memory (--device)"
+
+
+def verify_cheapest(
+    demand: Demand,
+    found: Sequence[FleetCandidate],
+    prices: PriceBook,
+    count: int,
+    say: Callable[[FleetCandidate], None],
+) -> list[FleetCandidate]:
+    """Returns the candidates with the `count` cheapest as simulated. Those that miss the target come last. A simulation
+    may add replicas, and then another candidate is among the cheapest."""
+    unseen, seen = list(found), list[FleetCandidate]()
+    while unseen and len(seen) < 3 * count:
+        if sum(each.hour <= unseen[0].hour for each in seen if _attains(demand, each)) >= count:
+            break
+        say(unseen[0])
+        seen.append(verify(demand, unseen.pop(0), prices))
+    return sorted([*seen, *unseen], key=lambda each: (not _attains(demand, each), each.hour, each.devices))
+
+
+def _attains(demand: Demand, candidate: FleetCandidate) -> bool:
+    return candidate.attained is None or candidate.attained >= demand.share
 
 
 def verify(demand: Demand, candidate: FleetCandidate, prices: PriceBook, seed: int = 1) -> FleetCandidate:
     """Returns the candidate as simulated. Replicas are added until the target is met, at most a few times."""
     for _ in range(ROUNDS):
         candidate = _simulated(demand, candidate, prices, seed)
-        if candidate.attained is None or candidate.attained >= demand.share:
+        if _attains(demand, candidate):
             return candidate
-        count = candidate.count + max(round(candidate.count * 0.1), 1)
-        candidate = replace(candidate, count=count, hour=candidate.hour / candidate.count * count)
+        before, count = candidate.count, candidate.count + max(round(candidate.count * 0.1), 1)
+        hour, load = candidate.hour / before * count, candidate.load * before / count
+        candidate = replace(candidate, count=count, hour=hour, load=load)
     return _simulated(demand, candidate, prices, seed)
 
 
@@ -249,15 +299,13 @@ def _simulated(demand: Demand, candidate: FleetCandidate, prices: PriceBook, see
     """Simulates a part of a large fleet: as many replicas as SIMULATED_REQUESTS keep busy long enough."""
     count = min(candidate.count, 8)
     rate = demand.rate * count / candidate.count
-    duration = max(SIMULATED_REQUESTS / rate, 20 * demand.output * demand.tpot / 10)
+    duration = min(max(SIMULATED_REQUESTS / rate, 2 * demand.output * demand.tpot), LONGEST_SECONDS)
     outcome = build(_scenario(demand, candidate, count, rate, duration, seed), prices, Path()).run()
     figures = figures_of(outcome, Targets(ttft=demand.ttft, tpot=demand.tpot))
     attained, total = figures["attained_pct"], len(outcome.requests)
-    busy = figures["gpu_utilization_pct"]
     if attained is None:
         return candidate
-    share = attained / 100
-    return replace(candidate, attained=share, interval=_wilson(share, total), busy=None if busy is None else busy / 100)
+    return replace(candidate, attained=attained / 100, interval=_wilson(attained / 100, total))
 
 
 def _scenario(
@@ -310,36 +358,32 @@ def best_change(demand: Demand, candidate: FleetCandidate, prices: PriceBook) ->
         shared = msgspec.structs.replace(demand, cached=0.5)
         tried.append(("prompts that share their first half, for the prefix cache", shared, spec))
     base = estimate(demand, size_group(spec, prices, Path()))
-    if base is None:
-        return None
     for what, changed, replica in tried:
         try:
             found = estimate(changed, size_group(replica, prices, Path()))
-        except (DoesNotFit, ConfigError):
+        except (DoesNotFit, ConfigError, NoFleet):
             continue
-        if found is not None and found.hour < base.hour:
+        if found.hour < base.hour:
             changes.append(SuggestedChange(what, candidate.hour * found.hour / base.hour))
     return min(changes, key=lambda change: change.hour, default=None)
 
 
 class Purchase(msgspec.Struct, frozen=True):
-    """What a provider's API costs for the same traffic, around the clock, and from which volume a fleet costs less."""
+    """What a provider's API costs for the same traffic, around the clock, and the volume at which a replica does."""
 
     provider_day: float
     fleet_day: float
     tokens_day: float  # prompt and output
-    smallest_day: float  # of the smallest fleet that serves the model at all
-    break_even: float  # tokens a day at which the smallest fleet costs as much as the provider; inf: it never does
+    break_even: float  # tokens a day at which one replica costs as much as the provider; inf: it can serve less
+    price: ProviderPrice
 
 
 def purchase(demand: Demand, candidates: Sequence[FleetCandidate], prices: PriceBook) -> Purchase:
-    """Compares the cheapest candidate with a provider, at the demand's rate all day."""
-    spec = find_spec(demand.model)
-    price = prices.provider(spec.num_parameters())
-    each = (demand.prompt * price.input + demand.output * price.output) / 1e6
+    """Compares the first candidate with a provider, at the demand's rate all day."""
+    price = prices.provider(find_spec(demand.model).num_parameters())
     tokens = demand.prompt + demand.output
-    day = demand.rate * 86400
-    smallest = min(24 * one.hour / one.count for one in candidates)
-    able = max(one.rate * 86400 * tokens for one in candidates if 24 * one.hour / one.count == smallest)
-    even = smallest / each * tokens if each else math.inf
-    return Purchase(day * each, 24 * candidates[0].hour, day * tokens, smallest, even if even <= able else math.inf)
+    token = (demand.prompt * price.input + demand.output * price.output) / 1e6 / tokens
+    evens = [24 * one.hour / one.count / token if token else math.inf for one in candidates]
+    able = [even for even, one in zip(evens, candidates, strict=True) if even <= one.rate * 86400 * tokens]
+    day = demand.rate * 86400 * tokens
+    return Purchase(day * token, 24 * candidates[0].hour, day, min(able, default=math.inf), price)

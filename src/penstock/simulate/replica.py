@@ -77,6 +77,8 @@ class SimulatedReplica:
         self.seen = EngineStats()  # what the engine would have sent last: when the rows change, and every 50 ms
         self.in_flight: dict[int, SimulatedRequest] = {}
         self.waiting: dict[int, SimulatedRequest] = {}  # of those in flight, not begun
+        self.uncached: dict[int, int] = {}  # prompt tokens of those without a first token, as the router expects them
+        self.prefilling = 0  # all of these
         self.due: int | None = None  # nanoseconds of its next step
         self.busy = self.rows = 0  # nanoseconds, and rows x nanoseconds, of all steps so far
         self.counter = StepCounter()
@@ -112,10 +114,16 @@ class SimulatedReplica:
         self.queue.running = self.scheduler.num_running
         self.queue.check(request.queued_tokens, request.priority)
 
-    def book(self, request: SimulatedRequest) -> None:
-        """Counts a request that is on its way."""
+    def book(self, request: SimulatedRequest, uncached: int) -> None:
+        """Counts a request that is on its way, and the prompt tokens that are not cached here."""
         self.in_flight[request.number] = self.waiting[request.number] = request
         self.queue.join(request.queued_tokens)
+        self.uncached[request.number] = uncached
+        self.prefilling += uncached
+
+    def answered(self, number: int) -> None:
+        """Notes that a request has its first token, or has left without one."""
+        self.prefilling -= self.uncached.pop(number, 0)
 
     def receive(self, message: GenerateRequest) -> None:
         """Takes a request. The engine reads it between two steps."""
@@ -129,6 +137,7 @@ class SimulatedReplica:
     def gone(self, request: SimulatedRequest) -> None:
         """Notes that a request is no longer in flight here."""
         self.in_flight.pop(request.number, None)
+        self.answered(request.number)
         if self.waiting.pop(request.number, None) is not None:
             self.queue.leave(request.queued_tokens, started=False)
 
@@ -221,5 +230,6 @@ class Routed(NamedTuple):
     """The replica of a request, and one whose KV blocks it reads before: see cluster.route.RouteChoice."""
 
     replica: SimulatedReplica
+    uncached: int  # prompt tokens that are to be computed
     source: SimulatedReplica | None = None
     computes: bool = False

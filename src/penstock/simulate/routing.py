@@ -22,7 +22,7 @@ class RoundRobin:
 
     def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed:
         self._next += 1
-        return Routed(replicas[(self._next - 1) % len(replicas)])
+        return Routed(replicas[(self._next - 1) % len(replicas)], request.prompt_tokens)
 
 
 class LeastLoaded:
@@ -34,7 +34,8 @@ class LeastLoaded:
     def choose(self, request: SimulatedRequest, replicas: Sequence[SimulatedReplica], now: float) -> Routed:
         self._turn = (self._turn + 1) % len(replicas)
         in_turn = (*replicas[self._turn :], *replicas[: self._turn])
-        return Routed(min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight)))
+        least = min(in_turn, key=lambda each: each.queue.tokens + len(each.in_flight))
+        return Routed(least, request.prompt_tokens)
 
 
 def make_router(name: str, seed: int) -> SimulatedRouter:

@@ -149,19 +149,19 @@ class Simulation:
             return
         routed = self._router.choose(request, able, self.clock.now)
         replica = routed.replica
-        request.apart = routed.source is not None
+        request.apart, request.awaits = routed.source is not None, routed.computes
         try:
             replica.check(request)
         except QueueFull:
             self._close(request, "refused")
             return
         record.replica = replica.name
-        replica.book(request)
+        replica.book(request, routed.uncached if routed.source is None else 0)
         if routed.source is None:
             self._send(replica, request.message(record.sent))
         elif routed.computes:
             prefill = replace(request, number=-request.number, output=1, apart=False)
-            routed.source.book(prefill)
+            routed.source.book(prefill, routed.uncached)
             self._send(routed.source, prefill.message())
         else:
             self._transfer(routed.source, request)
@@ -281,6 +281,7 @@ class Simulation:
         if number < 0:
             self._ended(replica, number, "done")
             return
+        replica.answered(number)
         record = self._records[number]
         record.sent = delta.offset + len(delta.token_ids)
         if record.first < 0 and record.sent:
@@ -299,13 +300,14 @@ class Simulation:
                 self._close(request, status)
 
     def _prefilled(self, source: SimulatedReplica | None, prefill: SimulatedRequest) -> None:
-        """A prompt was computed for another replica, or was not: then that computes it. The first one is the one in
-        flight there."""
+        """A prompt was computed for another replica, or was not: then that computes it. After a move two replicas may
+        compute it, and the first one counts."""
         number = -prefill.number
         replica = self.replicas.get(self._records[number].replica)
         request = None if replica is None else replica.in_flight.get(number)
-        if request is None or replica is None or not request.apart:
+        if request is None or replica is None or not request.awaits:
             return
+        request.awaits = False
         if source is None:
             self._send(replica, request.message(self._records[number].sent))
         else:

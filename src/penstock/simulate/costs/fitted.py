@@ -1,4 +1,4 @@
-"""The time of a step, fitted to measured steps by least squares without negative factors."""
+"""The time of a step, fitted to measured steps by weighted least squares without negative factors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from penstock.simulate.costs.work import StepLoad
 KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)  # tokens at which the cost of one more changes
 CONTINUES = 0.003  # seconds from a result to the next plan, below which the engine was not idle between
 LEAST_STEPS = 50  # to fit to
-TRIM = 0.02  # share of the steps, those with the largest relative error, that the second fit leaves out
+ROUNDS = 4  # of the fit, with the expected times of the one before as weights
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
@@ -47,21 +47,20 @@ def _features(work: StepLoad) -> list[float]:
 
 
 def fit(steps: Sequence[MeasuredStep]) -> FittedCost:
-    """Returns the model that fits best. Every step counts by its relative error, so short steps count as much as long
-    ones. Raises ValueError for fewer than LEAST_STEPS steps."""
+    """Returns the model that fits best, with each step weighted by one over its time. So the times that it gives sum to
+    the measured ones, and time that is lost at random, which any step may lose, goes to the constant: weighted by
+    relative errors and then scaled, it made long prompts too slow. Raises ValueError for fewer than LEAST_STEPS steps.
+    """
     if len(steps) < LEAST_STEPS:
         raise ValueError(f"{len(steps)} steps were measured: give a log with at least {LEAST_STEPS}")
     features = np.array([_features(step.work) for step in steps])
     seconds = np.array([step.seconds for step in steps])
-    kept = np.ones(len(steps), dtype=bool)
-    for _ in range(2):
-        weights = 1.0 / seconds[kept]
-        factors = _nonnegative(features[kept] * weights[:, None], np.ones(int(kept.sum())))
-        errors = np.abs(features @ factors / seconds - 1.0)
-        kept = errors <= np.quantile(errors, 1.0 - TRIM)
-    # Trimming leaves out rare slow steps, whose time users still see: the whole is scaled to the true sum.
-    scale = float(seconds.sum() / (features @ factors).sum())
-    return FittedCost(tuple(float(factor) * scale for factor in factors))
+    expected = seconds
+    for _ in range(ROUNDS):
+        weights = 1.0 / np.sqrt(expected)
+        factors = _nonnegative(features * weights[:, None], seconds * weights)
+        expected = features @ factors
+    return FittedCost(tuple(float(factor) for factor in factors))
 
 
 def _nonnegative(matrix: NDArray[Any], target: NDArray[Any]) -> NDArray[Any]:

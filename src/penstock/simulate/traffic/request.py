@@ -56,7 +56,8 @@ class SimulatedRequest:
     first_token_timeout: float = 0.0
     turn: int = 1  # of its session, from 1
     user: int = 0  # of a closed loop
-    apart: bool = False  # another replica than its own computes its prompt
+    apart: bool = False  # another replica than its own has computed its prompt, or does
+    awaits: bool = False  # another replica computes its prompt, and its own has not got it yet
     prompt_tokens: int = field(init=False)
     _prompt_ids: tuple[int, ...] = ()  # once they were needed
 
