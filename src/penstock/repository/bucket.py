@@ -28,12 +28,12 @@ from penstock.repository.files import ModelFiles, is_version
 from penstock.repository.settings import SettingsError
 
 SCHEMES = ("s3", "gs", "az")
-PIECE_BYTES = 8 << 20  # of a request for a part of an object
+PIECE_BYTES = 64 << 20  # of a request for a part of an object
 CONNECTIONS = 8  # for the pieces of a version
 MAX_BESIDE = 16 << 20  # bytes of a file beside the versions: settings, names of classes
 MAX_PARTS = 8  # folders that a key may name below the model's
 LOOK_SECONDS = 10.0  # between listings of the bucket
-_CLIENT = {"connect_timeout": "5s", "timeout": "120s"}
+_CLIENT = {"connect_timeout": "5s", "timeout": "600s"}
 _RETRIES: dict[str, Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
@@ -190,13 +190,13 @@ class Bucket:
         options: Any = {"range": (start, end)} if end > start else {}
         if found.tag is not None:
             options["if_match"] = found.tag
-        with _explained(self._url):
-            data = memoryview(obstore.get(self._store, found.key, options=options).bytes())
-        if len(data) != end - start:
-            raise OSError(f"{self._url}: {found.key} gave {len(data)} bytes instead of {end - start}")
-        with path.open("r+b") as file:
+        with _explained(self._url), path.open("r+b") as file:
             file.seek(start)
-            file.write(data)
+            for chunk in obstore.get(self._store, found.key, options=options).stream():
+                file.write(chunk)
+            size = file.tell() - start
+        if size != end - start:
+            raise OSError(f"{self._url}: {found.key} gave {size} bytes instead of {end - start}")
 
     def _fetch_beside(self, found: _Object, path: Path) -> None:
         """Brings a file beside versions up to date."""
