@@ -31,10 +31,10 @@ export function useRepository(keyed) {
 }
 
 // A row of the index with the figures of its version: the rate since the last read, the others since it was loaded.
-function figures(row, now, before) {
+export function figures(row, now, before) {
   const key = `${row.name}/${row.version ?? ""}`;
   const stats = now[key];
-  if (!stats) return row;
+  if (!stats?.inference_stats) return row; // a language model has none
   const { count, ns } = stats.inference_stats.success;
   const earlier = before[key]?.inference_stats.success.count ?? count;
   return {
@@ -49,7 +49,7 @@ function figures(row, now, before) {
 
 const known = (value, format) => (value === undefined || value === null ? "–" : format(value));
 const COLUMNS = [
-  ["Memory", "of the files that the process holds", (row) => known(row.memory || null, (bytes) => `${formatCount(bytes / 2 ** 20)} MiB`)],
+  ["Memory", "of the files that the process holds", (row) => known(row.memory || null, (bytes) => (bytes < 2 ** 20 ? "< 1 MiB" : `${formatCount(bytes / 2 ** 20)} MiB`))],
   ["Requests", "answered since it was loaded", (row) => known(row.requests, formatCount)],
   ["Rate", "answers a second, now", (row) => known(row.rate, (rate) => `${formatCount(rate)}/s`)],
   ["Latency", "mean time from arrival to answer", (row) => known(row.latency, formatSeconds)],
