@@ -256,7 +256,9 @@ SHARED: Mapping[str, Wrong] = {
         *_EMPTY,
         (NO_FILE, "there is no such folder; create it, or name another one"),
         ("requests.jsonl", "there is no such folder"),
+        ("ftp://models", "it must be a folder, or begin with s3://"),
     ),
+    "--repository-cache": _SIZE,
     "--providers": (
         *_EMPTY,
         (NO_FILE, "cannot be read"),
@@ -264,6 +266,7 @@ SHARED: Mapping[str, Wrong] = {
     ),
     "--load-model": (("python-8m", "there is no --repository; add it"), ("", "give names")),
     "--client-shared-memory": (*_SIZE, ("4096", "there is no --repository; add it")),
+    "--rate-limit-resource": (("a:4", "there is no --repository; add it"), ("a:0", "such as memory:4"), ("", "give")),
     "--max-loaded": (*_COUNT, ("2", "there is no --repository; add it")),
     "--min-stay": _SECONDS,
     "--tenants": (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.messages import RequestRejected
 from penstock.messages.arrays import read_array, tensor_of
 from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, Tensor, TensorSpec
-from penstock.repository.entry import Target
+from penstock.repository.entry import Folder, Target
 from penstock.repository.oneshot import Emit, OneShotModel
 from penstock.repository.pipelines.expression import Expression, ExpressionError, names_in
 from penstock.repository.pipelines.pipeline import load_pipeline
@@ -171,7 +171,7 @@ def test_a_member_stays_until_its_pipeline_is_loaded(tmp_path: Path) -> None:
             member = MODELS["double"]
             return OneShotModel(target, member.inputs, member.outputs, 8, DoubleRunner(), ModelStatistics())
 
-        repository = Repository(tmp_path, {"onnx": load})
+        repository = Repository(Folder(tmp_path), {"onnx": load})
         loading = asyncio.create_task(repository.load("chain"))
         await begun.wait()
         unloading = asyncio.create_task(repository.unload("double"))

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.cli.options import Flags
@@ -122,7 +121,8 @@ def _prepared(given: "Given") -> tuple["PreparedModel", "EngineShares | None"]:
     elif settings.repository:
         from penstock.cli.serving.shares import EngineShares
 
-        shares = EngineShares(Path(settings.repository), settings.max_loaded, beside=True)
+        cache = settings.repository_cache
+        shares = EngineShares(settings.repository, settings.max_loaded, beside=True, cache_bytes=cache)
         return shares.enter(shares.prepare(find_given(given), detect_device(settings.device))), shares
     return prepare_found(find_given(given), hardware), None
 

@@ -207,9 +207,9 @@ def _check_server(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
                 f"--{name.replace('_', '-')} ({sources[name]}) works with one API process, and --api-processes "
                 f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
             )
-    for name in ("load_model", "client_shared_memory", "max_loaded"):
+    for name in ("load_model", "client_shared_memory", "max_loaded", "rate_limit_resource"):
         if values[name] and not values["repository"]:
-            value = values[name][0] if name == "load_model" else values[name]
+            value = values[name][0] if isinstance(values[name], tuple) else values[name]
             raise ConfigError(
                 f"--{name.replace('_', '-')} ({sources[name]}) is {value}, but there is no --repository; add it"
             )

@@ -53,13 +53,15 @@ class ServerConfig(ServerLimits, frozen=True, kw_only=True):
     tls_key: str = DEFAULTS["tls_key"]  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = DEFAULTS["cors_origin"]  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
-    repository: str = DEFAULTS["repository"]  # a folder of models; "": none
+    repository: str = DEFAULTS["repository"]  # a folder or bucket of models; "": none
+    repository_cache: int = DEFAULTS["repository_cache"]  # bytes on disk of the files of a bucket
     providers: str = DEFAULTS["providers"]  # a file with models of providers; "": none
     max_loaded: int | None = DEFAULTS["max_loaded"]  # language models of the repository that have an engine; None: all
     min_stay: float = DEFAULTS["min_stay"]  # seconds that one of these has it at least
     load_model: tuple[str, ...] = DEFAULTS["load_model"]  # of the repository, at the start; (): all
     client_shared_memory: int | None = DEFAULTS["client_shared_memory"]  # bytes of all regions; None: off
     manage_models: bool = DEFAULTS["manage_models"]  # clients of Ollama's API may download and delete models
+    rate_limit_resource: tuple[str, ...] = DEFAULTS["rate_limit_resource"]  # NAME:COUNT
     state_dir: str = DEFAULTS["state_dir"]  # auto: by the port; none: nothing is stored
     seed: int | None = DEFAULTS["seed"]  # of requests without one; None: each draws its own
     tool_format: str = DEFAULTS["tool_format"]  # how the model writes tool calls: a format's name, auto or none

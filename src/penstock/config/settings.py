@@ -1,5 +1,6 @@
 """Reads the values of settings: a pydantic model with a field for each row of `penstock.declared.settings`."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,7 +62,17 @@ def _names(value: Any) -> Any:
 
 
 _KEY = Annotated[str, Field(min_length=1), BeforeValidator(check_key)]
+
+
 # The types of settings that need a check of their own.
+def _resources(value: object) -> object:
+    found = _names(value)
+    for text in found if isinstance(found, tuple) else ():
+        if not re.fullmatch(r"[^:]{1,100}:[1-9][0-9]{0,8}", text):
+            raise ValueError(f"give a name and a number from 1, such as memory:4, not {text[:60]!r}")
+    return found
+
+
 _SPECIAL: Mapping[str, Any] = {
     "revision": Annotated[str, Field(min_length=1), BeforeValidator(check_revision)],
     "quantization_group": Annotated[int, BeforeValidator(_group)],
@@ -71,6 +82,7 @@ _SPECIAL: Mapping[str, Any] = {
     "trusted_proxy": Annotated[tuple[str, ...], BeforeValidator(read_networks)],
     "cors_origin": Annotated[tuple[str, ...], BeforeValidator(read_origins)],
     "load_model": Annotated[tuple[str, ...], BeforeValidator(_names)],
+    "rate_limit_resource": Annotated[tuple[str, ...], BeforeValidator(_resources)],
     "wires": Annotated[str, BeforeValidator(_wires)],
     "replicas": Annotated[str, BeforeValidator(_replicas)],
     "kv_disk": Annotated[str, BeforeValidator(_kv_disk)],
@@ -116,6 +128,7 @@ class GivenSettings(BaseModel):
         port: int | None
         grpc_port: int | None
         repository: str | None
+        repository_cache: int | None
         providers: str | None
         max_loaded: int | None
         watermark: str | None

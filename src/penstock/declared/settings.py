@@ -111,12 +111,18 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
                 "penstock/port-N in the user's folder for state", words="`~/.local/state/penstock/port-PORT`",
                 more="Of [responses](responses.md), and of [files and batches](batch.md#on-a-server). With `none`, "
                 "nothing is stored"),
-        Setting("repository", text("DIR"), "Folder of models to serve, of any kind, also beside MODEL", "",
-                "one model is served", words="none", more="[repository.md](repository.md)"),
+        Setting("repository", text("DIR"), "Folder of models to serve, of any kind, also beside MODEL, or s3://BUCKET",
+                "", "one model is served", words="none", more="[repository.md](repository.md)"),
+        Setting("repository_cache", SIZE, "Most bytes on disk of files from a bucket", 20 << 30,
+                "a few small language models", words="20 GiB",
+                more="[repository.md](repository.md#models-in-a-bucket)"),
         Setting("providers", text("FILE"), "YAML file with models of providers, beside MODEL or alone", "",
                 "all models are here", words="none", more="[gateway.md](gateway.md)"),
         Setting("load_model", Kind("list", "NAME"), "Model of the repository to load at the start, or none; repeatable",
                 (), "all that the folder has", words="all", more="In a file or a variable, with commas between them"),
+        Setting("rate_limit_resource", Kind("list", "NAME:COUNT"), "Units of a resource that models of the repository "
+                "share; repeatable", (), "as many as the model needs that needs the most",
+                words="as many as one batch needs", more="[repository.md](repository.md#resources)"),
         Setting("client_shared_memory", SIZE, "Most bytes of shared memory in which clients on this machine may pass "
                 "tensors to models of the repository", None, "tensors are sent", words="off",
                 more="[repository.md](repository.md#shared-memory-of-clients)"),

@@ -23,6 +23,7 @@ from penstock.repository.backend.process import Done, ModelProcess, unavailable
 from penstock.repository.backend.wire import BatchDone, RunBatch, TensorPlace
 from penstock.repository.statistics import ModelStatistics
 from penstock.schedule.batcher import Batch, Batcher, BatchRules
+from penstock.schedule.resources import ResourceNeeds, ResourcePool
 
 MIN_ROOM = 4096  # bytes for outputs
 RETRY_SECONDS = 1  # the Retry-After of a full queue
@@ -53,8 +54,11 @@ class BatchedModel:
         hang_seconds: float,
         *,
         has_rows: bool,
+        pool: ResourcePool,
+        needs: ResourceNeeds,
     ) -> None:
-        """`model` is the model's number in the process. `has_rows`: tensors have a batch dimension."""
+        """`model` is the model's number in the process. `has_rows`: tensors have a batch dimension. Batches need
+        resources of the `pool`."""
         self.name = name
         self.batcher = Batcher(rules)
         self._process, self._model = process, model
@@ -63,6 +67,7 @@ class BatchedModel:
         self._statistics = statistics
         self._hang_seconds = hang_seconds
         self._has_rows = has_rows
+        self._pool, self._user = pool, pool.add(needs) if needs.resources else None
         self._waiters: dict[int, _Waiter] = {}
         self._numbers = 0
         self._blocked: Batch | None = None  # waits for shared memory
@@ -94,6 +99,7 @@ class BatchedModel:
             if self.batcher.cancel(number):
                 self._waiters.pop(number, None)
                 self._leave(self.batcher.leaving())
+                self._schedule()
             raise
 
     def pump(self) -> None:
@@ -109,10 +115,11 @@ class BatchedModel:
             self._leave(self.batcher.leaving())
         if self._process.gone(self._model):
             self._end_all()
+            self.close()
             return
-        while self._process.has(self._model):
+        while self._blocked is not None or self._can_run(now):
             batch = self._blocked or self.batcher.plan(now)
-            if batch is None:
+            if batch is None or not self._process.has(self._model):
                 break
             self._blocked = None
             waiters = [self._waiters[number] for number in batch.requests]
@@ -120,6 +127,26 @@ class BatchedModel:
                 self._blocked = batch  # `pump` is called again when memory is free
                 break
         self._set_timer()
+
+    def close(self) -> None:
+        """Frees its resources. Called when no request is left."""
+        if self._user is not None and self._pool.remove(self._user):
+            self._freed()
+
+    def _can_run(self, now: float) -> bool:
+        """Takes the resources of the next batch, if one is due and the process can run it."""
+        can = self._process.has(self._model)
+        if self._user is None:
+            return can
+        if can and self.batcher.due(now):
+            return self._pool.take(self._user)
+        if self._pool.leave(self._user):
+            self._freed()
+        return False
+
+    def _freed(self) -> None:
+        """Lets other models run that wait for resources."""
+        asyncio.get_running_loop().call_soon(self._process.on_free)
 
     def _schedule(self) -> None:
         """Calls `pump` once the loop has handled what has arrived, so that these requests run together."""
@@ -173,6 +200,9 @@ class BatchedModel:
 
     def _finish(self, batch: Batch) -> None:
         leaving = self.batcher.apply(batch)
+        if self._user is not None:
+            self._pool.give(self._user)
+            self._freed()
         self.pump()  # the next batch runs while results are sent
         self._leave(leaving)
 

@@ -7,13 +7,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.config.state import cache_home
+from penstock.declared.settings import DEFAULTS
 from penstock.messages.tensors import LoadFailed
+from penstock.repository.bucket import Bucket
+from penstock.repository.digests import FolderDigests
+from penstock.repository.files import ModelFiles, local_files
 from penstock.repository.settings import (
     EXPORT,
     FILES,
@@ -28,10 +33,10 @@ from penstock.repository.settings import (
 from penstock.repository.triton import of_config, read_pbtxt
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+GENERATION = "generation"  # the file in the folder that says what is wanted
 OURS, TRITONS = "model.yaml", "config.pbtxt"
 MAX_MODELS = 10_000
-MAX_FILES = 10_000  # of a version
-MAX_DIGESTS = 100_000  # of files that are remembered
+CACHE_BYTES: int = DEFAULTS["repository_cache"]
 _OF_SUFFIX: dict[str, Kind] = {".onnx": "onnx", ".pt2": "torch"}
 _REFUSED = {
     "model.pt": ("TorchScript", EXPORT),
@@ -50,6 +55,7 @@ class Target(NamedTuple):
     size: int  # bytes of its files
     folder: Path
     settings: ModelSettings
+    held: object = None  # keeps the files in the cache of a bucket
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -72,38 +78,55 @@ class _Override(NamedTuple):
 
 
 class Folder:
-    """A folder with a folder for each model."""
+    """A folder with a folder for each model, on this machine or in an object store."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ValueError if there is no such folder."""
-        if not path.is_dir():
-            raise ValueError(f"--repository is {str(path)!r}: there is no such folder; create it, or name another one")
-        self.path = path.resolve()
-        self._digests: dict[str, tuple[Any, str]] = {}  # of files: what changes with their content, and the digest
+    def __init__(self, where: str | Path, cache_bytes: int = CACHE_BYTES) -> None:
+        """`where` is a path, or such as s3://bucket/prefix, whose files come into a cache of `cache_bytes`. Raises
+        ValueError if there is no such folder."""
+        self._digests = FolderDigests()
+        self._bucket: Bucket | None = None
+        if "://" in str(where):
+            cache = cache_home(os.environ) / "penstock" / "repository"
+            self._bucket = Bucket(str(where), cache, cache_bytes, self._digests)
+            self.path = self._bucket.path
+        elif Path(where).is_dir():
+            self.path = Path(where).resolve()
+        else:
+            raise ValueError(f"--repository is {str(where)!r}: there is no such folder; create it, or name another one")
         self._overrides: dict[str, _Override] = {}  # settings and files that came with a request, by model
 
     def names(self) -> list[str]:
         """Returns the names of the models in the folder, sorted."""
-        found = sorted(
-            entry.name
-            for entry in os.scandir(self.path)
-            if entry.is_dir(follow_symlinks=False) and NAME.fullmatch(entry.name)
-        )
-        return found[:MAX_MODELS]
+        if self._bucket is None:
+            there = [entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False)]
+        else:
+            there = self._bucket.names()
+        return sorted(filter(NAME.fullmatch, there))[:MAX_MODELS]
+
+    def generation(self) -> tuple[Any, Path] | None:
+        """Returns what changes with the content of the file that says what is wanted, and the file; None: there is
+        none. Raises OSError."""
+        if self._bucket is not None:
+            return self._bucket.generation(GENERATION)
+        path = self.path / GENERATION
+        if not path.exists():
+            return None
+        state = path.stat()
+        return (state.st_ino, state.st_mtime_ns), path
 
     def kind(self, name: str) -> Kind | None:
         """Returns the kind of a model, without reading its files. Raises LoadFailed."""
         try:
-            folder = self._folder(name)
-            settings = _settings(folder)
-            return settings.kind or _with_kind(settings, folder, _versions(folder)).kind
+            files = self._files(name)
+            settings = _settings(files.folder)
+            return settings.kind or _with_kind(settings, files).kind
         except (SettingsError, OSError) as error:
             raise LoadFailed(_unread(name, error)) from None
 
     def members(self, name: str) -> set[str]:
         """Returns the models of the folder that a pipeline needs; none if it cannot be read."""
         try:
-            return members(_settings(self.path / name).steps) & set(self.names())
+            return members(_settings(self._files(name).folder).steps) & set(self.names())
         except (SettingsError, OSError):
             return set()
 
@@ -127,9 +150,9 @@ class Folder:
                 self.forget(name)
                 self._overrides[name] = _Override(settings, written)
             override = self._overrides.get(name)
-            folder = self._folder(name) if override is None or override.folder is None else override.folder
-            settings = _settings(folder) if override is None else override.settings
-            return self._entry(name, folder, settings, choose)
+            there = local_files(override.folder) if override and override.folder else self._files(name)
+            settings = _settings(there.folder) if override is None else override.settings
+            return self._entry(name, there, settings, choose)
         except (SettingsError, OSError) as error:
             raise LoadFailed(_unread(name, error)) from None
 
@@ -139,18 +162,23 @@ class Folder:
         if override is not None and override.folder is not None:
             shutil.rmtree(override.folder, ignore_errors=True)
 
-    def _folder(self, name: str) -> Path:
-        folder = self.path / name
-        if not folder.is_dir() or folder.is_symlink():
+    def _files(self, name: str) -> ModelFiles:
+        """The files of a model. Raises SettingsError and OSError."""
+        if self._bucket is not None:
+            found = self._bucket.open(name)
+        else:
+            folder = self.path / name
+            found = local_files(folder) if folder.is_dir() and not folder.is_symlink() else None
+        if found is None:
             raise SettingsError(f"there is no folder {name!r} in it")
-        return folder
+        return found
 
     def _entry(
-        self, name: str, folder: Path, settings: ModelSettings, choose: Callable[[str, list[int]], tuple[int, ...]]
+        self, name: str, files: ModelFiles, settings: ModelSettings, choose: Callable[[str, list[int]], tuple[int, ...]]
     ) -> Entry:
-        there = _versions(folder)
+        there = list(files.versions)
         if settings.kind is None:
-            settings = _with_kind(settings, folder, there)
+            settings = _with_kind(settings, files)
         if not there and (settings.kind == "pipeline" or settings.model):
             there = [1]  # it has no files
         chosen = list(choose(name, there))
@@ -161,34 +189,15 @@ class Folder:
             raise SettingsError(f"there is no version: put the model's files into {name}/1")
         targets = []
         for number in numbers:
-            version = folder / str(number)
-            if settings.kind in FILES and not (version / (settings.file or FILES[settings.kind])).exists():
-                _refuse(_names(version))
-            digest, size = self._digest(version)
+            names = files.versions.get(number, ())
+            if settings.kind in FILES and (settings.file or FILES[settings.kind]) not in names:
+                _refuse(names)
+            version, held = files.bring(number)
+            digest, size = self._digests.of(version)
             text = json.dumps([repr(settings), digest], sort_keys=True)
-            targets.append(Target(name, number, hashlib.sha256(text.encode()).hexdigest(), size, version, settings))
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            targets.append(Target(name, number, digest, size, version, settings, held))
         return Entry(name, settings, tuple(targets))
-
-    def _digest(self, folder: Path) -> tuple[str, int]:
-        """A digest of the names and contents of all files, and their bytes. Files that have not changed since they were
-        read are not read again."""
-        if len(self._digests) > MAX_DIGESTS:
-            self._digests.clear()
-        digest, total = hashlib.sha256(), 0
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        if len(paths) > MAX_FILES:
-            raise SettingsError(f"a version has {len(paths)} files; the limit is {MAX_FILES}")
-        for path in paths:
-            state = path.stat()
-            now = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-            before, found = self._digests.get(str(path), (None, ""))
-            if before != now:
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                self._digests[str(path)] = now, found
-            digest.update(f"{path.relative_to(folder)}\0{found}\n".encode())
-            total += state.st_size
-        return digest.hexdigest(), total
 
 
 def _check_name(name: str) -> None:
@@ -205,17 +214,6 @@ def _check_name(name: str) -> None:
 
 def _unread(name: str, why: object) -> str:
     return f"failed to load {name[:100]!r}, failed to poll from model repository: {why}"
-
-
-def _versions(folder: Path) -> list[int]:
-    """The numbers of the versions in a model's folder."""
-    return [
-        int(path.name) for path in folder.iterdir() if re.fullmatch(r"[1-9][0-9]{0,8}", path.name) and path.is_dir()
-    ]
-
-
-def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _config(text: str) -> ModelSettings:
@@ -251,11 +249,11 @@ def _settings(folder: Path) -> ModelSettings:
     return ModelSettings()
 
 
-def _with_kind(settings: ModelSettings, folder: Path, there: list[int]) -> ModelSettings:
+def _with_kind(settings: ModelSettings, files: ModelFiles) -> ModelSettings:
     """The settings with the kind that the files of the newest version have. Raises SettingsError."""
     kind: Kind | None = "llm" if settings.model else None
-    newest = folder / str(max(there, default=1))
-    names = _names(newest)
+    newest = max(files.versions, default=1)
+    names = files.versions.get(newest, ())
     if settings.steps:
         kind = "pipeline"
     elif settings.file:
@@ -267,13 +265,13 @@ def _with_kind(settings: ModelSettings, folder: Path, there: list[int]) -> Model
     if kind is None:
         _refuse(names)
         raise SettingsError(
-            f"the kind of model is not known: {newest.name} has neither {', '.join(FILES.values())} nor a language "
+            f"the kind of model is not known: {newest} has neither {', '.join(FILES.values())} nor a language "
             "model; set kind"
         )
     return msgspec.structs.replace(settings, kind=kind)
 
 
-def _refuse(names: set[str]) -> None:
+def _refuse(names: Collection[str]) -> None:
     """Raises SettingsError, which says how to convert it, for a file of a format that is not served."""
     for name, (what, how) in _REFUSED.items():
         if name in names:

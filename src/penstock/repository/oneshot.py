@@ -27,6 +27,7 @@ from penstock.repository.settings import FILES, Kind, TensorSettings
 from penstock.repository.statistics import ModelStatistics
 from penstock.repository.triton import PLATFORMS, config_of
 from penstock.schedule.batcher import Batcher
+from penstock.schedule.resources import ResourcePool
 
 DELAY_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"  # Triton's tests set it: requests that wait before the first batch
 MAX_LABELS = 1 << 20  # bytes of a file of labels
@@ -185,8 +186,9 @@ class ProcessRunner:
         loaded: ModelLoaded,
         outputs: Sequence[TensorSpec],
         statistics: ModelStatistics,
+        pool: ResourcePool,
     ) -> None:
-        """`number` is the model's in the process."""
+        """`number` is the model's in the process. Batches need resources of the `pool`."""
         settings, rows = target.settings, loaded.max_rows
         self.note, self.size = loaded.note, loaded.size
         self._process, self._number, self._lead = process, number, 1 if rows else 0
@@ -195,7 +197,10 @@ class ProcessRunner:
         if loaded.note or not rows:
             rules = msgspec.structs.replace(rules, mode="none")
         self.batches = BatchedModel(
-            target.name, process, number, rules, outputs, statistics, settings.hang_timeout, has_rows=bool(rows)
+            *(target.name, process, number, rules, outputs, statistics, settings.hang_timeout),
+            has_rows=bool(rows),
+            pool=pool,
+            needs=settings.rate_limiter,
         )
         self.batcher: Batcher | None = self.batches.batcher
         self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
@@ -210,6 +215,7 @@ class ProcessRunner:
 
     async def close(self) -> None:
         """See Runner."""
+        self.batches.close()
         await self._process.drop(self._number)
 
     def _with_shape(self, tensor: Tensor, *, inner: bool) -> Tensor:
@@ -224,9 +230,9 @@ class ProcessRunner:
 class ProcessLoader:
     """Loads the models of one framework into one process, which starts with the first of them."""
 
-    def __init__(self, kind: Kind) -> None:
-        """`kind` is onnx or torch."""
-        self._kind = kind
+    def __init__(self, kind: Kind, pool: ResourcePool, on_free: Callable[[], None]) -> None:
+        """`kind` is onnx or torch. `on_free` is called when batches may run that could not; it calls `pump`."""
+        self._kind, self._pool, self._on_free = kind, pool, on_free
         self.process: ModelProcess | None = None
         self._models = WeakSet[BatchedModel]()
 
@@ -238,11 +244,15 @@ class ProcessLoader:
             inside(path, target.folder)
         except HostileFile as error:
             raise LoadFailed(str(error)) from None
+        try:
+            self._pool.check(settings.rate_limiter)
+        except ValueError as error:
+            raise LoadFailed(str(error)) from None
         if self.process is None:
             if self._kind == "onnx" and importlib.util.find_spec("onnxruntime") is None:
                 raise LoadFailed("it needs onnxruntime: pip install 'penstock[onnx]'")
             self.process = ModelProcess(self._kind)
-            self.process.on_free = self._pump
+            self.process.on_free = self._on_free
         batched = settings.max_batch_size
         declared = tuple(spec_of(each, batched or 0) for each in settings.inputs)
         order = LoadModel(
@@ -258,7 +268,7 @@ class ProcessLoader:
         inputs = _merged(loaded.inputs, settings.inputs, loaded.max_rows, complete=True)
         outputs = _merged(loaded.outputs, settings.outputs, loaded.max_rows, complete=False)
         statistics = ModelStatistics()
-        runner = ProcessRunner(target, self.process, number, loaded, outputs, statistics)
+        runner = ProcessRunner(target, self.process, number, loaded, outputs, statistics, self._pool)
         self._models.add(runner.batches)
         return OneShotModel(target, inputs, outputs, loaded.max_rows, runner, statistics)
 
@@ -267,7 +277,8 @@ class ProcessLoader:
         if self.process is not None:
             await self.process.close()
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Starts the batches that are due."""
         for model in self._models:
             model.pump()
 

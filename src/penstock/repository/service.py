@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from penstock.config import detect_hardware
 from penstock.config.yaml_file import read_yaml
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
-from penstock.repository.entry import Entry, Folder, Target
+from penstock.repository.backend.tasks import spawn
+from penstock.repository.entry import GENERATION, Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
 from penstock.repository.loader import Load, ReadyModel
 from penstock.repository.oneshot import OneShotModel, ProcessLoader
@@ -20,10 +21,10 @@ from penstock.repository.pipelines.pipeline import load_pipeline
 from penstock.repository.rollouts.rollout import ComparedModel
 from penstock.repository.rollouts.service import RepositoryRollouts
 from penstock.repository.settings import FILES, Kind, members
+from penstock.schedule.resources import ResourcePool
 
 WAIT_SECONDS = 300.0  # for memory that a version lacks
 DRAIN_SECONDS = 300.0  # for the requests of a version that is unloaded
-GENERATION = "generation"  # the file in the folder that says what is wanted
 LOOK_SECONDS = 1.0  # between looks at that file
 MAX_GENERATION_BYTES = 1 << 20
 _log = logging.getLogger("penstock.repository")
@@ -48,18 +49,20 @@ class Repository:
 
     def __init__(
         self,
-        path: Path,
+        folder: Folder,
         loaders: Mapping[Kind, Load] = MappingProxyType({}),
         *,
         free: Callable[[], int] = lambda: detect_hardware().memory_available,
         taken: Collection[str] = (),
+        resources: Mapping[str, int] = MappingProxyType({}),
         text_member: Find = lambda name, version, kind: None,
     ) -> None:
         """`loaders` are those of kinds besides one-shot models. `free` returns the bytes of memory that are available.
-        `taken` are names that models of the server have. `text_member` returns a language model, or its
-        tokenizer, as a member of a pipeline. Raises ValueError if there is no such folder."""
-        self.folder = Folder(path)
-        self._processes = {kind: ProcessLoader(kind) for kind in FILES}
+        `taken` are names that models of the server have. For `resources` see ResourcePool. `text_member` returns a
+        language model, or its tokenizer, as a member of a pipeline. Raises ValueError if stored rollouts are broken."""
+        self.folder = folder
+        pool = ResourcePool(resources)
+        self._processes = {kind: ProcessLoader(kind, pool, self._pump) for kind in FILES}
         ours: dict[Kind, Load] = {kind: process.load for kind, process in self._processes.items()}
         self._loaders = {**ours, "pipeline": self._load_pipeline, **loaders}
         self._free = free
@@ -74,7 +77,8 @@ class Repository:
         self._loading_for: Counter[str] = Counter()  # members that pipelines which are being loaded need
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
-        self._generation: tuple[int, int] | None = None  # of the file: what changes with its content
+        self._generation: object = None  # of the file: what changes with its content
+        self._unread = ""  # why the file could not be read
         self.rollouts = RepositoryRollouts(self.folder.path, self._compared, self._load_named)
 
     # -- TensorModels -----------------------------------------------------------------------------------------
@@ -214,17 +218,18 @@ class Repository:
 
     async def read_generation(self) -> bool:
         """Makes what is loaded agree with the file `generation` if that is new. Returns False if there is none."""
-        path = self.folder.path / GENERATION
         try:
-            state = path.stat()
-            now = (state.st_ino, state.st_mtime_ns)
+            if (found := await asyncio.to_thread(self.folder.generation)) is None:
+                return False
+            now, path = found
             if now != self._generation:
                 self._generation = now
                 await self._follow(path)
-        except FileNotFoundError:
-            return False
+            self._unread = ""
         except (OSError, ValueError) as error:
-            _log.error("the file %s cannot be used: %s", path, error)
+            if str(error) != self._unread:  # which is so again at each look
+                _log.error("the file %s cannot be used: %s", GENERATION, error)
+            self._unread = str(error)
         return True
 
     async def close(self) -> None:
@@ -285,14 +290,14 @@ class Repository:
             match action.kind:
                 case "load":
                     version = self._versions[action.key] = _RepositoryVersion(targets[action.key])
-                    self._spawn(self._load(version))
+                    spawn(self._tasks, self._load(version))
                 case "drain":
                     self._drain(self._versions[action.key])
                 case "drop":
                     self._drop(self._versions[action.key])
                 case "wait":
                     self._waits[action.key] = action.lacks
-        self._spawn(self._notify())
+        spawn(self._tasks, self._notify())
 
     async def _load(self, version: _RepositoryVersion) -> None:
         target = version.target
@@ -317,6 +322,10 @@ class Repository:
             _log.info("%s version %d is ready%s%s", target.name, target.version, how, why)
         self._reconcile()
 
+    def _pump(self) -> None:
+        for process in self._processes.values():
+            process.pump()
+
     async def _load_pipeline(self, target: Target) -> OneShotModel:
         return load_pipeline(target, self._member)
 
@@ -330,7 +339,7 @@ class Repository:
             del there[version.target.version]
         if not there:
             self._serving.pop(version.target.name, None)
-        self._spawn(self._drained(version))
+        spawn(self._tasks, self._drained(version))
 
     async def _drained(self, version: _RepositoryVersion) -> None:
         if version.model is not None:
@@ -343,17 +352,15 @@ class Repository:
             self._drop(version)
 
     def _drop(self, version: _RepositoryVersion) -> None:
-        version.state, failed = "dropping", version.model is None
-        if failed:
+        version.state = "dropping"
+        if version.model is None:
             del self._versions[version.target.key]
         else:
-            self._spawn(self._dropped(version))
+            spawn(self._tasks, self._dropped(version.target, version.model))
 
-    async def _dropped(self, version: _RepositoryVersion) -> None:
-        target = version.target
+    async def _dropped(self, target: Target, model: ReadyModel) -> None:
         try:
-            if version.model is not None:
-                await version.model.close()
+            await model.close()
         finally:
             self._versions.pop(target.key, None)
         _log.info("%s version %d is unloaded", target.name, target.version)
@@ -362,11 +369,6 @@ class Repository:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _member(self, name: str, version: str, kind: str) -> MemberModel | None:
         found: MemberModel | None = self.find(name, version) if kind == "model" else None

@@ -12,6 +12,7 @@ import msgspec
 from penstock.config.yaml_file import parse_yaml
 from penstock.messages.tensors import DATATYPES
 from penstock.schedule.batcher import BatchRules
+from penstock.schedule.resources import ResourceNeeds
 
 MAX_BYTES = 256 << 10  # of the file
 MAX_ROWS = 1 << 20  # of a batch
@@ -19,6 +20,8 @@ MAX_WAIT = 3600.0  # seconds
 MAX_INSTANCES = 64
 MAX_THREADS = 256
 MAX_LEVELS = 32
+MAX_PRIORITY = 1 << 16
+MAX_UNITS = 1 << 30  # of a resource
 WEIGHTS = (0.01, 100.0)  # of a language model
 DEFAULT_ROWS = 32  # of a batch, where the model has a batch dimension and the settings do not say
 HANG_SECONDS = 120.0
@@ -130,6 +133,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     instances: int = 1
     threads: int = 1  # that compute one batch
     batching: BatchRules = BatchRules()
+    rate_limiter: ResourceNeeds = ResourceNeeds()  # of a batch
     cache: bool = False  # keep answers, and give them to equal requests
     hang_timeout: float = HANG_SECONDS  # for one run
     steps: tuple[PipelineStep, ...] = ()  # of a pipeline
@@ -153,6 +157,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check("batching.default-level", self.batching.default_level, 1, len(self.batching.levels))
         if (self.batching.max_rows, self.batching.instances, self.batching.starts_after) != (1, 1, 0):
             raise ValueError("batching has no max-rows, instances or starts-after: set max-batch-size and instances")
+        _check("rate-limiter.priority", self.rate_limiter.priority, 1, MAX_PRIORITY)
+        for name, units in self.rate_limiter.resources.items():
+            _check(f"rate-limiter.resources.{name[:60]}", units, 1, MAX_UNITS)
         for rows in self.batching.preferred:
             _check("batching.preferred", rows, 1, self.max_batch_size or MAX_ROWS)
         if self.batching.mode == "static" and not self.batching.max_wait:

@@ -126,6 +126,7 @@ def of_config(config: dict[str, Any]) -> ModelSettings:
         "versions": _policy(config.get("version_policy", {})),
         "file": config.get("default_model_filename", ""),
         "instances": sum(max(int(group.get("count", 1)), 1) for group in config.get("instance_group", ())) or 1,
+        "rate-limiter": _limiter(config.get("instance_group", ())),
         "threads": _threads(config.get("parameters", {})),
         "batching": _batching(config.get("dynamic_batching")),
         "cache": config.get("response_cache", {}).get("enable", False),
@@ -266,6 +267,16 @@ def _threads(parameters: dict[str, Any]) -> int:
     if not given.isdigit():
         raise SettingsError(f"parameter intra_op_thread_count is {given[:20]!r}; it must be a whole number")
     return max(int(given), 1)
+
+
+def _limiter(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a batch needs. Resources of one device and of all are the same: there is one device."""
+    given = [group.get("rate_limiter", {}) for group in groups]
+    if any(each != given[0] for each in given):
+        raise SettingsError("the instance_groups have different rate_limiters, and one device; give them the same")
+    limiter = given[0] if given else {}
+    units = {each.get("name", ""): int(each.get("count", 1)) for each in limiter.get("resources", ())}
+    return {"resources": units, "priority": int(limiter.get("priority", 0)) or 1}
 
 
 def _level(policy: dict[str, Any]) -> dict[str, Any]:

@@ -128,14 +128,15 @@ class Batcher:
                     late.append(each.id)
         return late
 
+    def due(self, now: float) -> bool:
+        """Returns whether `plan` would return a batch."""
+        return self._may_run() and self._choose(now)[1] is not None
+
     def plan(self, now: float) -> Batch | None:
         """Returns the next batch that should run now; None: nothing is due or no instance is free."""
-        if len(self._running) >= self.rules.instances or not self.waiting:
+        if not self._may_run():
             return None
-        if self._held:
-            if self.waiting < self._held:
-                return None
-            self._held = 0
+        self._held = 0
         chosen, reason = self._choose(now)
         if reason is None:
             return None
@@ -165,6 +166,9 @@ class Batcher:
         if self.waiting and not self._held and len(self._running) < self.rules.instances and self.rules.max_wait:
             times.append(min(each.arrived for each in self._choose(-math.inf)[0]) + self.rules.max_wait)
         return min(times, default=None)
+
+    def _may_run(self) -> bool:
+        return len(self._running) < self.rules.instances and self.waiting >= max(self._held, 1)
 
     def _choose(self, now: float) -> tuple[list[_Waiting], Reason | None]:
         """The requests of the next batch, and why it runs now; None: it waits."""

@@ -72,7 +72,8 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --kv-disk kv,1GiB,7",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
     f"plan tiny {TENANTS} --quota-redis redis://127.0.0.1:6379",
-    "plan tiny --repository repository --load-model ours --client-shared-memory 1MiB --max-loaded 2 --min-stay 5",
+    "plan tiny --repository repository --repository-cache 1GiB --load-model ours --client-shared-memory 1MiB "
+    "--max-loaded 2 --min-stay 5 --rate-limit-resource memory:4",
     f"plan tiny --engines 127.0.0.1:9000 {FLEET} --region north --route round-robin --move-anywhere",
     "plan tiny --replicas 2 --prefill-replicas 1",
     "plan tiny --replicas 0:1 --scale-down-after 60 --hold-timeout 120 --preemption-notice /run/preempted",
@@ -140,8 +141,8 @@ OF_TENANTS: Sequence[str] = (
     "audit verify audit.jsonl --heads heads.jsonl --key-file audit.key --ledger {ledger}",
 )
 REPOSITORY_SERVER = (
-    "serve --repository repository --load-model ours --load-model ranks --max-loaded 2 --min-stay 5 --state-dir none "
-    "--client-shared-memory 1MiB --providers providers.yaml"
+    "serve --repository repository --repository-cache 1GiB --load-model ours --load-model ranks --max-loaded 2 "
+    "--min-stay 5 --rate-limit-resource a:4 --state-dir none --client-shared-memory 1MiB --providers providers.yaml"
 )
 OF_REPOSITORY: Sequence[str] = (
     "repository --url {url}",

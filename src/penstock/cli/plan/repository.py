@@ -1,7 +1,6 @@
 """Sizes the language models of a repository, which share this machine."""
 
 import json
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,21 +13,20 @@ from penstock.config import DoesNotFit, Given, Resolved, format_bytes
 from penstock.messages.tensors import LoadFailed
 from penstock.prepare.device import detect_device
 from penstock.prepare.model import find_given
-from penstock.repository.entry import Folder
 
 
 def plan_repository(given: Given, flags: Flags, json_file: str | None) -> Resolved | None:
     """Prints what each engine of `penstock serve --repository` would hold. Returns the settings of the model on the
     command line, if there is one. Raises DoesNotFit, after the table, if there are models that cannot be loaded."""
     settings = given.settings
-    folder = Folder(Path(settings.repository or ""))
-    shares = EngineShares(folder.path, settings.max_loaded, beside=settings.model is not None)
+    beside, cache = settings.model is not None, settings.repository_cache
+    shares = EngineShares(settings.repository or "", settings.max_loaded, beside=beside, cache_bytes=cache)
     machine = detect_device(settings.device)
     rows: list[tuple[str, int, int, int]] = []
     refused, own = [], None
     for name in (*([] if settings.model is None else [""]), *sorted(shares.languages)):
         try:
-            found = find_language_model(folder.read(name).targets[-1], flags) if name else find_given(given)
+            found = find_language_model(shares.folder.read(name).targets[-1], flags) if name else find_given(given)
             resolved = shares.prepare(found, machine).resolved
         except (LoadFailed, ValueError) as error:
             refused.append(f"{name or settings.model}: {error}")

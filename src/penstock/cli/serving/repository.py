@@ -204,9 +204,18 @@ class ServedRepository:
         names of other models of the server. Raises ConfigError."""
         self._names, self._on_demand = server.load_model, frozenset[str]()
         self._loader, self._budgets = LanguageModelLoader(flags, metrics, server, shares), shares.budgets
-        path, taken = Path(server.repository), taken if served is None else served.model.names
+        taken = taken if served is None else served.model.names
+        resources = {
+            name: int(units) for name, _, units in (each.partition(":") for each in server.rate_limit_resource)
+        }
         try:
-            self.repository = Repository(path, {"llm": self._loader.load}, taken=taken, text_member=self._text_member)
+            self.repository = Repository(
+                shares.folder,
+                {"llm": self._loader.load},
+                taken=taken,
+                resources=resources,
+                text_member=self._text_member,
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from None
         models = () if served is None else (served,)

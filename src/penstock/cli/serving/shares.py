@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,8 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.messages.tensors import LoadFailed
 from penstock.prepare.engine import verified
 from penstock.prepare.model import FoundModel, PreparedModel, prepare_found
-from penstock.repository.entry import Folder
+from penstock.repository.entry import CACHE_BYTES, Folder
 from penstock.weights.manifest import ManifestCheck
-
-
-def language_models(path: Path) -> frozenset[str]:
-    """Returns the names of the language models in a repository. Raises ConfigError if there is no such folder."""
-    try:
-        folder = Folder(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    found = set()
-    for name in folder.names():
-        with contextlib.suppress(LoadFailed):  # loading it gives the error
-            if folder.kind(name) == "llm":
-                found.add(name)
-    return frozenset(found)
 
 
 class EngineShares:
@@ -40,11 +27,17 @@ class EngineShares:
     processors, by a segment of memory, and memory moves between their KV caches. Engines on a GPU, engines with ranks,
     and those without native kernels have fixed shares."""
 
-    def __init__(self, repository: Path, max_loaded: int | None, *, beside: bool = False) -> None:
+    def __init__(
+        self, repository: str | Path, max_loaded: int | None, *, beside: bool = False, cache_bytes: int | None = None
+    ) -> None:
         """The language models of a `repository` share the machine, at most `max_loaded` at a time; with `beside`, and
-        the model on the command line. Called before the threads of this process are kept off a processor. Raises
-        ConfigError."""
-        self.languages = language_models(repository)
+        the model on the command line. Files of a bucket take `cache_bytes` on disk. Called before the threads of this
+        process are kept off a processor. Raises ConfigError."""
+        try:
+            self.folder = Folder(repository, cache_bytes or CACHE_BYTES)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self.languages = frozenset(self._languages())
         self.at_once = max(min(len(self.languages), max_loaded or len(self.languages)) + beside, 1)
         self._memory: int | None = None  # that was available at the first start
         self.budgets = KVBudgets()
@@ -103,6 +96,12 @@ class EngineShares:
         else:
             self._engines[lease.place] = client
             self.budgets.add(client, prepared.resolved.engine)
+
+    def _languages(self) -> Iterator[str]:
+        for name in self.folder.names():
+            with contextlib.suppress(LoadFailed):  # loading it gives the error
+                if self.folder.kind(name) == "llm":
+                    yield name
 
     def _is_free(self, place: int) -> bool:
         client = self._engines.get(place)

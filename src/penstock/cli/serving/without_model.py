@@ -4,7 +4,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
@@ -87,7 +86,7 @@ async def _main_without_model(
     tls = check_tls(server)
     repository = None
     if server.repository:
-        shares = EngineShares(Path(server.repository), server.max_loaded)
+        shares = EngineShares(server.repository, server.max_loaded, cache_bytes=server.repository_cache)
         repository = ServedRepository(server, flags, metrics, None, shares)
     registry = ModelRegistry() if repository is None else repository.registry
     grpc = freed(grpc_sock)
@@ -113,7 +112,7 @@ async def _supervise_without_model(
     from penstock.cli.serving.shares import EngineShares
 
     def repository(metrics: "Metrics") -> ServedRepository:
-        shares = EngineShares(Path(server.repository), server.max_loaded)
+        shares = EngineShares(server.repository, server.max_loaded, cache_bytes=server.repository_cache)
         return ServedRepository(server, flags, metrics, None, shares)
 
     await supervisor.run(None, dropped_lines, ready, repository if server.repository else None)

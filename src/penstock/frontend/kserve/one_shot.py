@@ -202,7 +202,7 @@ def _answer(fields: InferBody, result: InferResult, model: TensorModel, context:
             tensor = classified(tensor, classes, model)
         shown = _described(tensor)
         if (part := shared_part(context.models.memory, parameters)) is not None:
-            shown["parameters"] = part.write(tensor.name, tensor.data)
+            part.write(tensor.name, tensor.data)  # Triton's C++ client takes no parameters of a region in an answer
         elif parameters.get("binary_data", all_binary):
             shown["parameters"] = {"binary_data_size": len(tensor.data)}
             parts.append(as_bytes(tensor.data))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from penstock.messages import EngineError
 from penstock.messages.tensors import LoadFailed
 from penstock.repository.backend import wire
 from penstock.repository.backend.arena import TensorArena
+from penstock.repository.backend.tasks import spawn
 
 CHILD = (sys.executable, "-P", "-m", "penstock.repository.backend.child")
 ARENA_BYTES = 256 << 20  # of tensors that are in the process at a time
@@ -272,7 +273,7 @@ class ModelProcess:
             self._models.clear()
             self.on_free()
             return
-        self._spawn(self._load_again())
+        spawn(self._tasks, self._load_again())
 
     async def _load_again(self) -> None:
         """Loads the models into a new process. One that cannot be loaded stays away."""
@@ -290,11 +291,6 @@ class ModelProcess:
     def gone(self, model: int) -> bool:
         """Returns whether a model can never run again."""
         return model not in self._models
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _stop(self) -> None:
         """Ends the process. Its batches end with an error."""

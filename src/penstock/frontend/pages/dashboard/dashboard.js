@@ -4,7 +4,8 @@ import { fetchJSON, fetchModels } from "../shared/api.js";
 import { formatCount, formatSeconds, Header, Icon, KeyDialog } from "../shared/shell.js";
 import { Chart } from "./chart.js";
 import { History } from "./history.js";
-import { Rollouts, useRollouts } from "./rollouts.js";
+import { Models, useRepository } from "./repository.js";
+import { Rollouts } from "./rollouts.js";
 import { Tenants, useTenants } from "./tenants.js";
 
 const PERIOD = 1000; // milliseconds between two reads
@@ -30,13 +31,15 @@ class Reader {
       const load = await fetchJSON(model ? `/server_load?model=${encodeURIComponent(model)}` : "/server_load");
       if (model === this.model) this.history.add(load);
       this.problem = "";
+      this.unloaded = false;
     } catch (error) {
       this.keyNeeded = error.status === 401;
-      this.problem = error.message;
+      this.unloaded = error.status === 404 && !this.model; // no language model
+      this.problem = this.unloaded ? "" : error.message;
     }
     this.onChange();
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.read(), this.problem ? LATE : PERIOD);
+    this.timer = setTimeout(() => this.read(), this.problem || this.unloaded ? LATE : PERIOD);
   }
 
   choose(model) {
@@ -151,17 +154,18 @@ function App() {
     reader.current.read();
     connect();
   };
-  const { history, problem, keyNeeded } = reader.current ?? {};
+  const { history, problem, keyNeeded, unloaded } = reader.current ?? {};
   const usage = useTenants(keyNeeded);
-  const rollouts = useRollouts(keyNeeded);
-  const state = problem ? "unreachable" : (history?.now?.state ?? "connecting");
-  const words = { ready: "Serving", restarting: "The engine is started again", asleep: "Asleep: a request wakes it", ended: "The engine has ended", unreachable: "No answer", connecting: "Connecting" };
+  const { rollouts, models: repository } = useRepository(keyNeeded);
+  const state = problem ? "unreachable" : unloaded ? "empty" : (history?.now?.state ?? "connecting");
+  const words = { ready: "Serving", restarting: "The engine is started again", asleep: "Asleep: a request wakes it", ended: "The engine has ended", unreachable: "No answer", empty: "No language model is loaded", connecting: "Connecting" };
   return html`<${Header} model=${model} models=${models} onModel=${choose} />
     <main>
       <div class="heading"><h1>Dashboard</h1><span class="state ${state}"><i></i><span role="status">${words[state]}</span></span>
         ${history?.now?.restarts > 0 && html`<span class="state">${history.now.restarts} engine restarts</span>`}</div>
       ${problem && !keyNeeded && html`<div class="problem" role="alert"><${Icon} name="warn" /> ${problem}</div>`}
       ${history?.now && html`<${Board} history=${history} usage=${usage} />`}
+      ${repository.length > 0 && html`<div class="panels repository"><${Models} models=${repository} Panel=${Panel} /></div>`}
       ${rollouts.length > 0 && html`<div class="panels rollouts"><${Rollouts} rollouts=${rollouts} Panel=${Panel} /></div>`}
     </main>
     ${keyNeeded && html`<${KeyDialog} onDone=${keyed} />`}`;

@@ -1,27 +1,6 @@
-// Rollouts: the candidate's share of the requests, and what its judges have found, from /v2/repository/rollouts.
-import { html, useEffect, useState } from "../vendor/preact.js";
-import { fetchJSON } from "../shared/api.js";
+// Rollouts: the candidate's share of the requests, and what its judges have found.
+import { html } from "../vendor/preact.js";
 import { formatCount } from "../shared/shell.js";
-
-const PERIOD = 2000; // milliseconds between two reads
-
-export function useRollouts(keyed) {
-  const [rollouts, setRollouts] = useState([]);
-  useEffect(() => {
-    let timer;
-    const read = async () => {
-      try {
-        setRollouts((await fetchJSON("/v2/repository/rollouts")).rollouts);
-      } catch (error) {
-        if (error.status === 404) return; // the server has no repository
-      }
-      timer = setTimeout(read, PERIOD);
-    };
-    read();
-    return () => clearTimeout(timer);
-  }, [keyed]);
-  return rollouts;
-}
 
 // The interval of a judge on a line from -1 to 1, in units of its tolerance: the mark is where it rolls back.
 function Band({ judge }) {
