@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock.config.engine import EngineConfig
 from penstock.engine.grammars import EngineGrammars
 from penstock.messages import Capacity, Grammar, StepLease, StepPlan, StepResult
+from penstock.priority import LOWEST, run_at
 from penstock.runtime.loading.preload import Preload
-from penstock.runtime.loading.priority import LOWEST, run_at
 from penstock.runtime.loading.quick_torch import import_torch
 
 if TYPE_CHECKING:

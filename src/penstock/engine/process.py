@@ -21,7 +21,7 @@ from penstock.engine.executor import import_runtime
 from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
-from penstock.runtime.loading.priority import LOWEST, lower, run_at
+from penstock.priority import LOWEST, lower, run_at
 
 IMPORT_NICE = 10  # of the import of torch beside other engines: it gets a tenth of a processor that they use
 

@@ -7,7 +7,7 @@ processors meanwhile.
 import gc
 import sys
 
-from penstock.runtime.loading.priority import LOWEST, run_at
+from penstock.priority import LOWEST, run_at
 
 
 def _import() -> None:

@@ -13,12 +13,12 @@ from penstock.config.weights import Stored, codes_of
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
+from penstock.priority import LOWEST, run_at
 from penstock.runtime.device import HostDevice
 from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.runtime.loading.identity import identify
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.runtime.loading.preload import Preload
-from penstock.runtime.loading.priority import LOWEST, run_at
 from penstock.runtime.loading.transformers_probe import check_transformers
 from penstock.runtime.loading.warmup import check_finite
 from penstock.runtime.mesh.mesh import Mesh
