@@ -65,6 +65,11 @@ def test_what_one_engine_has_is_refused_for_all(repository: Path, name: str, val
         resolve_server(read_given(None, {"repository": str(repository), name: value}))
 
 
+class ClientOfNone:
+    def __init__(self, info: object) -> None:
+        self.info = info
+
+
 class NoEngine(EngineShares):
     """Starts no engine. Notes whether each one replaces another."""
 
@@ -75,7 +80,7 @@ class NoEngine(EngineShares):
     async def start_engine(self, prepared: PreparedModel, *_: object) -> StreamingClient:
         self.replaces.append(prepared.resolved.engine.replaces)
         info = SimpleNamespace(identity=Identity("tests"), vocab_size=300, eos_token_ids=(), max_model_len=64)
-        return cast(StreamingClient, SimpleNamespace(info=info))
+        return cast(StreamingClient, ClientOfNone(info))
 
 
 @pytest.mark.parametrize(
