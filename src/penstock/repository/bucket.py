@@ -276,12 +276,13 @@ def _endpoint() -> str:
 
 
 def _open(url: str, endpoint: str) -> Any:
-    from obstore.store import from_url
+    from obstore import store
 
     options: Any = {**_CLIENT, "allow_http": endpoint.startswith("http://")}
     config: Any = {"endpoint": endpoint} if endpoint and url.startswith("s3:") else {}
     with _explained(url):
-        return from_url(url, client_options=options, retry_config=_RETRIES, **config)
+        opened: Any = store.from_url  # it is typed for one cloud at a time
+        return opened(url, client_options=options, retry_config=_RETRIES, **config)
 
 
 @contextlib.contextmanager
