@@ -74,12 +74,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         if alone:
             child.send_config(prepared.resolved.engine)
         start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, shares)
-        server = prepared.resolved.server
-        supervisor = None
-        if server.api_processes > 1:
-            from penstock.cli.serving.supervisor import start_supervisor
-
-            supervisor = start_supervisor(server, sock, grpc_sock, prepared)
+        supervisor, server = _supervisor(start), prepared.resolved.server
         if supervisor is None:
             listen(sock)
 
@@ -166,6 +161,16 @@ class _ServerStart(NamedTuple):
                 return await verified(start_replicas(self.prepared), check)
         with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch takes seconds to import
             return await verified(connect(engine, self.child, resumes=True), check)
+
+
+def _supervisor(start: _ServerStart) -> "Supervisor | None":
+    """Starts the API processes if there are several. Raises OSError and ConfigError."""
+    server = start.prepared.resolved.server
+    if server.api_processes == 1:
+        return None
+    from penstock.cli.serving.supervisor import start_supervisor
+
+    return start_supervisor(server, start.sock, start.grpc_sock, start.prepared)
 
 
 async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:

@@ -1,7 +1,7 @@
 """Tensors, and the requests of one-shot models: models that turn tensors into tensors in one run."""
 
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -162,6 +162,19 @@ class TensorModels(Protocol):
 
 class NotReady(RequestRejected):
     """The model is in the repository, but no version of it, or not the one named, is ready."""
+
+    @classmethod
+    def model(cls, name: str, why: str) -> "NotReady":
+        """No version is ready."""
+        return cls(f"Request for unknown model: {name!r} is not ready: {why}")
+
+    @classmethod
+    def version(cls, name: str, version: str, ready: Iterable[int]) -> "NotReady":
+        """The named version is not among the `ready` ones."""
+        shown = ", ".join(map(str, sorted(ready)))
+        return cls(
+            f"Request for unknown model: {name!r} version {version[:40]!r} is not ready; the versions are {shown}"
+        )
 
 
 class LoadFailed(RequestRejected):

@@ -90,14 +90,11 @@ class Repository:
         there = self._serving.get(name)
         if not there:
             if name in self._wanted or name in self._reasons:
-                raise NotReady(f"Request for unknown model: {name!r} is not ready: {self._why(name)}")
+                raise NotReady.model(name, self._why(name))
             return None
         found = there.get(max(there)) if not version else self._named(name, version, there)
         if found is None:
-            shown = ", ".join(map(str, sorted(there)))
-            raise NotReady(
-                f"Request for unknown model: {name!r} version {version[:40]!r} is not ready; the versions are {shown}"
-            )
+            raise NotReady.version(name, version, there)
         return found.model if isinstance(found.model, OneShotModel) else None
 
     def ready(self) -> list[TensorModel]:

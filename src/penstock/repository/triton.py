@@ -270,7 +270,7 @@ def _threads(parameters: dict[str, Any]) -> int:
 
 
 def _limiter(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a batch needs. Resources of one device and of all are the same: there is one device."""
+    """Returns the resources that a batch takes. `global` has no effect, as there is one device."""
     given = [group.get("rate_limiter", {}) for group in groups]
     if any(each != given[0] for each in given):
         raise SettingsError("the instance_groups have different rate_limiters, and one device; give them the same")

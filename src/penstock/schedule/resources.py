@@ -14,7 +14,7 @@ import msgspec
 
 
 class ResourceNeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a batch of a model needs."""
+    """The resources that a batch of a model takes while it runs."""
 
     resources: dict[str, int] = {}  # units of each
     priority: int = 1  # how often a run counts

@@ -369,7 +369,7 @@ def best_change(demand: Demand, candidate: FleetCandidate, prices: PriceBook) ->
 
 
 class Purchase(msgspec.Struct, frozen=True):
-    """What a provider's API costs for the same traffic, around the clock, and the volume at which a replica does."""
+    """A provider's price for the same traffic, around the clock, and the volume at which a replica costs the same."""
 
     provider_day: float
     fleet_day: float

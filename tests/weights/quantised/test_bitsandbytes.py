@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from penstock.config import EngineConfig, Split
-from penstock.config.weights import weights_bytes
-from penstock.families import load_spec, model_facts, shard
+from penstock.config import Split
+from penstock.families import load_spec, shard
 from penstock.families.shard import CannotSplit
 from tests.weights.files import edit
 from tests.weights.packed import needs_native
 from tests.weights.quantised.conftest import Source
-from tests.weights.quantised.test_load import PACKED, assert_same, load_fp32
+from tests.weights.quantised.test_load import PACKED, assert_same, load_fp32, planned_bytes
 from tests.weights.quantised.test_refusals import MODULE, refusal
 from tests.weights.quantised.writers import BNB4, KINDS, Kind, bnb4, change_config, write_pair
 
@@ -34,11 +32,8 @@ def test_they_take_four_and_a_half_bits(source: Source, tmp_path: Path, packed: 
     quantised, _ = write_pair(source(intermediate=256, hidden=128), tmp_path, KINDS["nf4"])
     spec = load_spec(quantised)
     got = load_fp32(quantised, spec, packed)
-    device = "cuda" if packed == "device" else "cpu"
-    engine = EngineConfig(model=str(quantised), name="tiny", device=device, depth=1, dtype="float32")
-    isa = "" if packed == "device" else "avx2"
-    facts = msgspec.structs.replace(model_facts(spec), vector_elements=0, float32_elements=0, isa=isa)
-    assert sum(got[p.name].nbytes for p in spec.parameters if p.kind != "vector") == weights_bytes(facts, engine)
+    held = sum(got[p.name].nbytes for p in spec.parameters if p.kind != "vector")
+    assert held == planned_bytes(quantised, spec, packed)
     down = got["layers.0.down.weight"]
     assert down.nbytes * 8 == 4.5 * 128 * 256
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.config import EngineConfig, Split
 from penstock.config.weights import weights_bytes
-from penstock.families import load_spec, model_facts, shard
+from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.families.shard import CannotSplit
 from penstock.kernels import Needs, Platform, detect_platform, select_packing
 from penstock.kernels.native.packing import SectionedWeight
@@ -120,12 +120,16 @@ def test_they_take_what_was_planned(source: Source, tmp_path: Path, kind: str, p
     quantised, _ = write_pair(source(), tmp_path, KINDS[kind])
     spec = load_spec(quantised)
     got = load_fp32(quantised, spec, packed)
-    device = "cuda" if packed == "device" else "cpu"
-    engine = EngineConfig(model=str(quantised), name="tiny", device=device, depth=1, dtype="float32")
-    isa = "" if packed == "device" else "avx2"
-    facts = msgspec.structs.replace(model_facts(spec), vector_elements=0, float32_elements=0, isa=isa)
     held = sum(got[p.name].nbytes for p in spec.parameters if p.kind != "vector")
-    assert held == weights_bytes(facts, engine)
+    assert held == planned_bytes(quantised, spec, packed)
+
+
+def planned_bytes(quantised: Path, spec: ModelSpec, packed: str) -> int:
+    """The bytes of the matrices by the plan of memory, packed for a CPU or for a device."""
+    device, isa = ("cuda", "") if packed == "device" else ("cpu", "avx2")
+    engine = EngineConfig(model=str(quantised), name="tiny", device=device, depth=1, dtype="float32")
+    facts = msgspec.structs.replace(model_facts(spec), vector_elements=0, float32_elements=0, isa=isa)
+    return weights_bytes(facts, engine)
 
 
 def test_act_order_and_ranks(source: Source, tmp_path: Path) -> None:

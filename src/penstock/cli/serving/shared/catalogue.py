@@ -1,4 +1,4 @@
-"""What an API process has to know of the supervisor's repository."""
+"""The models of the supervisor's repository, as it describes them to an API process."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -91,14 +91,11 @@ class RepositoryMirror:
         there = {each.version: each for each in self._catalogue.one_shot if each.name == name}
         if not there:
             if (why := self._catalogue.unready.get(name)) is not None:
-                raise NotReady(f"Request for unknown model: {name!r} is not ready: {why}")
+                raise NotReady.model(name, why)
             return None
         number = str(self._catalogue.labels.get(name, {}).get(version, version)) or max(there, key=int)
         if number not in there:
-            shown = ", ".join(sorted(there, key=int))
-            raise NotReady(
-                f"Request for unknown model: {name!r} version {version[:40]!r} is not ready; the versions are {shown}"
-            )
+            raise NotReady.version(name, version, map(int, there))
         return RemoteModel(self._calls, there[number], version, key)
 
     def ready(self) -> list["RemoteModel"]:
