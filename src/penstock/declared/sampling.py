@@ -34,10 +34,6 @@ class SamplingParameter(NamedTuple):
     off: float | None = None  # requests may also send values from this one up to `least`, which turn it off
     recommended: bool = False  # a model's generation_config.json or GGUF file may set it
 
-    def allows(self, value: float) -> bool:
-        """True if the engine accepts the value. NaN is refused, since it compares false with everything."""
-        return self.least <= value <= self.most and value < inf
-
     @property
     def limit(self) -> str:
         """The range in words, such as "from 0 to 1"."""

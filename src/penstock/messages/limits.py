@@ -4,6 +4,8 @@ They are checked twice: by the API process, with the server's limit of logprobs,
 scheduled. The sampler relies on the second.
 """
 
+from math import inf
+
 from penstock.declared.sampling import SAMPLING
 from penstock.messages.protocols import RequestRejected
 from penstock.messages.sampling import SamplingParams
@@ -28,7 +30,7 @@ def check_sampling(params: SamplingParams, vocab_size: int, max_logprobs: int) -
     """
     for name, parameter in SAMPLING.items():
         value = getattr(params, name)
-        if not parameter.allows(value):
+        if not parameter.least <= value <= parameter.most or value == inf:  # not NaN either, which compares false
             raise _invalid(name, value, parameter.limit)
     if not 0 <= params.seed < 2**64:
         raise _invalid("seed", params.seed, f"from 0 to {2**64 - 1}")

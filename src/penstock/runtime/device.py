@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,15 +33,16 @@ class StepOutputs(msgspec.Struct):
 
     def mapped(self, function: Callable[[Any], Any]) -> "StepOutputs":
         """Returns new outputs: `function` is applied to all that are there."""
-        *rows, prompts = (getattr(self, name) for name in self.__struct_fields__)
-        outputs = StepOutputs(*(None if each is None else function(each) for each in rows))
+        *rows, prompts = astuple(self)
+        outputs = StepOutputs(*[None if each is None else function(each) for each in rows])
         outputs.prompts = None if prompts is None else [function(each) for each in prompts]
         return outputs
 
     def joined(self, others: "StepOutputs") -> "StepOutputs":
         """Returns new outputs: these, and the others that are not here."""
-        pairs = ((getattr(self, name), getattr(others, name)) for name in self.__struct_fields__)
-        return StepOutputs(*(other if own is None else own for own, other in pairs))
+        return StepOutputs(
+            *[other if own is None else own for own, other in zip(astuple(self), astuple(others), strict=True)]
+        )
 
 
 Job = Callable[[], StepOutputs]

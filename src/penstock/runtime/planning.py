@@ -110,7 +110,7 @@ class StepPlanner:
         if self._sampler is None:
             return None, None, None
         last = self._sampling
-        if last is not None and not self._sampler.has_edits:
+        if last is not None and last[0].settled:
             return *last, None
         rows, batch = work.logit_rows, self._batch
         batch.catch_up()

@@ -26,7 +26,15 @@ def test_a_ban_is_applied_as_long_as_it_lasts() -> None:
     assert edited(sampler, [1, 2], [2, 2]) == [0, 1]
     assert edited(sampler, [1, 2], [3, 3]) == [1]
     sampler.remove(2)
-    assert not sampler.has_edits
+    assert edited(sampler, [1, 2, 3], [0, 0, 0]) == []
+
+
+def test_a_step_is_planned_again_only_while_a_ban_may_end() -> None:
+    sampler = make()
+    sampler.add(1, SamplingParams(seed=0, max_tokens=9, min_tokens=3, stop_token_ids=(5,)), 0, [1, 2], [])
+    sampler.add(2, SamplingParams(seed=0, max_tokens=9, repetition_penalty=1.1), 0, [1, 2], [])
+    plans = [sampler.plan(np.array(rows), np.array(outputs)) for rows, outputs in (([1, 2], [0, 0]), ([1, 2], [3, 3]))]
+    assert [(plan.edited.tolist(), plan.settled) for plan in plans] == [([0, 1], False), ([1], True)]
 
 
 def test_what_a_step_asks_of_sampling() -> None:
@@ -50,7 +58,7 @@ def test_what_the_vocabulary_does_not_allow_is_refused(asked: dict[str, object],
     sampler = make()
     with pytest.raises(ValueError, match=message):
         sampler.add(0, SamplingParams(seed=0, max_tokens=1, **asked), 0, [7, 60], [])  # type: ignore[arg-type]
-    assert not sampler.has_edits
+    assert edited(sampler, [0], [0]) == []
     (change,) = sampler.changes()
     assert change.arrays[0].tolist() == [0]  # the row is greedy and scores nothing, whatever it was before
     plain = sampler.plan(np.array([0]), np.array([0]))
@@ -109,7 +117,7 @@ def test_after_a_failure_a_row_has_no_edits_of_the_one_before() -> None:
     sampler.add(0, SamplingParams(seed=0, max_tokens=9), 0, [1], [])
     assert sampler.changes()  # which are lost
     sampler.clear()
-    assert not sampler.has_edits
+    assert edited(sampler, [0], [0]) == []
     sampler.add(0, SamplingParams(seed=0, max_tokens=9), 0, [1], [])
     send(sampler)
     assert sampler.edits.bias_count[0] == 0 and sampler.edits.repetition[0] == 1

@@ -31,6 +31,7 @@ class StepSampling(NamedTuple):
     filtered: bool  # whether any row's kind is FILTERED or TOP_K
     logprobs: NDArray[np.int32]  # [rows of logits]: how many of the best tokens each lists; -1: no logprobs
     most_logprobs: int  # the largest of these
+    settled: bool  # whether the next steps of the same rows are sampled likewise: no row has a ban that will end
 
 
 class _Edits(NamedTuple):
@@ -116,25 +117,21 @@ class Sampler:
         self._edited, self._started = {}, []
         self._written = set(range(len(self.rows.kind)))  # some may have edits there that were to be overwritten
 
-    @property
-    def has_edits(self) -> bool:
-        """Whether any row's logits are edited."""
-        return bool(self._edited)
-
     def plan(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> StepSampling:
         """Returns how a step's rows of logits are sampled: `rows` of the batch, which have so many outputs by then,
         drafts not counted: these may be refused."""
-        edited = []
+        edited, settled = [], True
         if self._edited:
             for i, (row, done) in enumerate(zip(rows.tolist(), outputs.tolist(), strict=True)):
                 edits = self._edited.get(row)
                 if edits is not None and edits.needed(done):
                     edited.append(i)  # the kernels count outputs themselves: a ban may have ended
+                    settled = settled and edits.lasting
                 elif edits is not None:
                     del self._edited[row]  # the ban has ended for good
         wanted = self._host["logprobs"][rows]
         filtered = bool((self._host["kind"][rows] >= FILTERED).any())
-        return StepSampling(np.array(edited, np.int32), filtered, wanted, int(wanted.max(initial=-1)))
+        return StepSampling(np.array(edited, np.int32), filtered, wanted, int(wanted.max(initial=-1)), settled)
 
     # -- what is sent to the device ---------------------------------------------------------------------------
 

@@ -317,6 +317,17 @@ template <class Dot, int kSteps, int M, int N>
   }
 }
 
+// Adds the minima of a group: `offsets` has for each row of x what a minimum of 1 would add.
+template <int M, int N>
+[[gnu::always_inline]] inline void add_mins(GroupFactors& mins, const float* offsets, F16 (&totals)[M][N]) {
+#pragma GCC unroll 16
+  for (int n = 0; n < N; ++n) {
+    const F16 min = mins(n);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(offsets[m]), totals[m][n]);
+  }
+}
+
 // Sums one span after the other, as integers, and scales each sum. The minimum of the weights' group is added once for
 // the group. Not inlined, since GCC would then keep some sums in memory.
 template <class Dot, int M, int N>
@@ -359,17 +370,16 @@ template <class Dot, int M, int N>
     left = per_group;
     scales.next();
     if (!has_mins) continue;
-    float offsets[M];  // what a minimum of 1 would add
+    if (per_group == 1) {
+      add_mins<M, N>(mins, factors + 2 * M, totals);
+    } else {
+      float offsets[M];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      offsets[m] = 0;
-      for (int64_t back = per_group; --back >= 0;) offsets[m] += factors[(2 - back * 3) * M + m];
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) {
-      const F16 min = mins(n);
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(offsets[m]), totals[m][n]);
+      for (int m = 0; m < M; ++m) {
+        offsets[m] = 0;
+        for (int64_t back = per_group; --back >= 0;) offsets[m] += factors[(2 - back * 3) * M + m];
+      }
+      add_mins<M, N>(mins, offsets, totals);
     }
     mins.next();
   }
