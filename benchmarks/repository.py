@@ -65,11 +65,11 @@ def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[in
 
 
 @contextlib.contextmanager
-def penstock(root: Path) -> Iterator[tuple[int, int, int]]:
-    """A server: its HTTP port, its gRPC port and its process."""
+def penstock(root: Path, *, with_grpc: bool = True) -> Iterator[tuple[int, int, int]]:
+    """A server: its HTTP port, its gRPC port and its process. `with_grpc` False: nothing answers at the gRPC port."""
     port, grpc = free_port(), free_port()
     command = [sys.executable, "-m", "penstock", "serve", "--repository", str(root), "--state-dir", "none"]
-    command += ["--port", str(port), "--grpc-port", str(grpc), "--log-level", "warning"]
+    command += ["--port", str(port), "--log-level", "warning", *(("--grpc-port", str(grpc)) if with_grpc else ())]
     with running(command, f"http://127.0.0.1:{port}/readyz", HERE.parent, root.parent / "penstock.log") as pid:
         yield port, grpc, pid
 

@@ -1,8 +1,9 @@
 """Sends load to a KServe v2 server with tritonclient over gRPC.
 
 python triton_load.py HOST:PORT MODEL CLIENTS SECONDS [RATE] prints a line of JSON: requests a second, percentiles of
-the latency in milliseconds, and for each request when it was sent, in seconds, and its latency. With RATE, requests
-come at that rate a second, whatever the answers do. It runs in an environment that has tritonclient[grpc].
+the latency in milliseconds, the client's processor time of a request in microseconds, and for each request when it was
+sent, in seconds, and its latency. With RATE, requests come at that rate a second, whatever the answers do. It runs in
+an environment that has tritonclient[grpc].
 """
 
 import asyncio
@@ -34,6 +35,7 @@ async def main(address: str, model: str, clients: int, seconds: float, rate: flo
         while time.perf_counter() < end:
             await ask()
 
+    cpu = time.process_time()
     start = time.perf_counter() + WARM_SECONDS
     end = start + seconds
     if rate:
@@ -45,7 +47,9 @@ async def main(address: str, model: str, clients: int, seconds: float, rate: flo
     else:
         await asyncio.gather(*(loop() for _ in range(clients)))
     p50, p99 = (round(float(each), 3) for each in np.percentile([latency for _, latency in points], [50, 99]))
-    print(json.dumps({"rate": len(points) / seconds, "p50_ms": p50, "p99_ms": p99, "points": points}))
+    rate = len(points) / seconds
+    cpu_us = round((time.process_time() - cpu) / (rate * (seconds + WARM_SECONDS)) * 1e6, 1)
+    print(json.dumps({"rate": rate, "p50_ms": p50, "p99_ms": p99, "client_cpu_us": cpu_us, "points": points}))
     await client.close()
 
 

@@ -5,6 +5,8 @@ import signal
 import sys
 from contextlib import ExitStack, suppress
 
+from penstock.environment import QUIET
+
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -17,6 +19,8 @@ def main() -> None:
     _open_standard_streams()
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     signal.signal(signal.SIGTERM, _terminated)
+    if sys.argv[1:2] == ["serve"]:
+        os.environ.update(QUIET)
     with ExitStack() as held:
         engine = None
         # The engine takes longest to start, so it starts before the command line is read.

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-# NumPy's BLAS threads would spin beside the imports, and no child uses them.
-QUIET = {"OPENBLAS_NUM_THREADS": "1"}
+# NumPy's BLAS threads would spin beside the imports, and neither a server nor its children use them.
+# onnxruntime would start a thread that reports to its makers.
+QUIET = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
 SECRETS = frozenset(
     ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
 )

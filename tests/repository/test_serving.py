@@ -436,3 +436,17 @@ def test_strings_are_checked_before_the_queue(served: Served) -> None:
     text = json.dumps({"inputs": [field]}).encode()
     answer = httpx.post(url, content=text + short, headers={"Inference-Header-Content-Length": str(len(text))})
     assert answer.status_code == 400 and "in the middle of an element" in answer.json()["error"]
+
+
+def test_many_models_need_few_threads(tmp_path: Path) -> None:
+    for number in range(12):
+        put(tmp_path / "models", f"m{number}", files.scale(number + 1))
+    arguments = ("--repository", str(tmp_path / "models"), "--state-dir", "none")
+    with serving(tmp_path / "log", *arguments, model=None) as server:
+        x = tensor("x", [1.0] * 4, [1, 4])
+        for number in range(12):
+            answer = server.post(f"/v2/models/m{number}/infer", {"inputs": [x]})
+            assert answer.json()["outputs"][0]["data"] == [number + 1.0] * 4
+        processes = [server.process.pid, *children(server.process.pid)]
+        threads = [len(os.listdir(f"/proc/{pid}/task")) for pid in processes]
+        assert len(threads) == 2 and sum(threads) <= len(os.sched_getaffinity(0)) + 8

@@ -19,11 +19,10 @@ _MOST_SHOWN = 8  # models that are listed in an error
 
 
 class OnDemand(NamedTuple):
-    """Models that are loaded by their first request."""
+    """What loads a model at its first request."""
 
-    absent: Callable[[], Collection[str]]  # the names of those that are not loaded
     load: Callable[[str], Awaitable[None]]  # raises APIError
-    room: EngineRoom | None  # None: another process has it
+    room: EngineRoom
 
 
 class Elsewhere(Protocol):
@@ -46,7 +45,8 @@ class ModelRegistry:
         self.all = models
         self.tensors = tensors
         self.memory = memory
-        self.on_demand: OnDemand | None = None
+        self.absent_models: Callable[[], Collection[str]] = tuple  # names of those that their first request loads
+        self.on_demand: OnDemand | None = None  # loads these; None: `elsewhere` does
         self.elsewhere: Elsewhere | None = None
         self.routes: Mapping[str, str] = {}  # the large model of each route. It is used where no route chooses
         self._essential = models  # the server ends with their engines
@@ -85,11 +85,11 @@ class ModelRegistry:
 
     def absent_names(self) -> list[str]:
         """Returns the names of the models that are loaded by their first request, sorted."""
-        return [] if self.on_demand is None else sorted(self.on_demand.absent())
+        return sorted(self.absent_models())
 
     def absent(self, name: str | None) -> str | None:
         """Returns the model that a request for `name` has to load first; None if there is none."""
-        names = () if self.on_demand is None else self.on_demand.absent()
+        names = self.absent_models()
         if name is None or name in _NO_NAMES:
             return None if self.all else min(names, default=None)
         name = self.routes.get(name, name)

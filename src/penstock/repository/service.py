@@ -74,6 +74,7 @@ class Repository:
         self._reasons: dict[str, str] = {}  # why a model is not loaded, by name
         self._changed = asyncio.Condition()
         self._changing: dict[str, asyncio.Lock] = {}
+        self._reading = asyncio.Semaphore(2)  # models whose folders are read at a time, each in a thread
         self._loading_for: Counter[str] = Counter()  # members that pipelines which are being loaded need
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[Key, int] = {}  # versions that lack memory, and how many bytes
@@ -138,7 +139,8 @@ class Repository:
     ) -> None:
         """Loads a model after what it needs. `users` are the pipelines that need it. A member that cannot be loaded is
         found by the check of the pipeline."""
-        needs = await asyncio.to_thread(self.folder.members, name) - users
+        async with self._reading:
+            needs = await asyncio.to_thread(self.folder.members, name) - users
         self._loading_for.update(needs)
         try:
             for member in sorted(needs - self._serving.keys()):
@@ -154,7 +156,8 @@ class Repository:
             raise LoadFailed(f"model {name!r} is served already, without the repository; rename the folder")
         async with self._changing.setdefault(name, asyncio.Lock()):
             try:
-                entry = await asyncio.to_thread(self.folder.read, name, config, files, self.rollouts.versions)
+                async with self._reading:
+                    entry = await asyncio.to_thread(self.folder.read, name, config, files, self.rollouts.versions)
             except LoadFailed as error:
                 if name not in self._serving:
                     self._reasons[name] = str(error)

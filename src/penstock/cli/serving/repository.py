@@ -223,7 +223,8 @@ class ServedRepository:
         self.registry = self._loader.registry = ModelRegistry(*models, tensors=self.repository, memory=memory)
         if server.max_loaded is not None:
             self._on_demand = shares.languages
-            self.registry.on_demand = OnDemand(self._absent, self._load_on_demand, self._loader.room)
+            self.registry.absent_models = self._absent
+            self.registry.on_demand = OnDemand(self._load_on_demand, self._loader.room)
         rollouts, limits = self.repository.rollouts, RequestLimits.of(server)
         self._loader.is_candidate = lambda target: rollouts.candidate(target.name) == target.version
         later = limits.max_priority + LATER_PRIORITY

@@ -4,6 +4,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
@@ -11,7 +12,7 @@ from penstock.cli.serving.preemption import watch_for_preemption
 from penstock.cli.serving.report import log
 
 if TYPE_CHECKING:
-    from penstock.cli.serving.supervisor import Supervisor
+    from penstock.cli.serving.repository import ServedRepository
     from penstock.config import Given, ServerConfig
     from penstock.observe.metrics import Metrics
 
@@ -50,11 +51,12 @@ def serve_without_model(given: "Given", flags: Flags, began: float) -> None:
         if grpc is not None:
             log.info("KServe's gRPC service is on %s:%d", *grpc)
 
+    repository = partial(_repository, server, flags) if server.repository else None
     try:
         if supervisor is None:
-            uvloop.run(_main_without_model(server, flags, sock, grpc_sock, dropped_lines, ready))
+            uvloop.run(_main_without_model(server, repository, sock, grpc_sock, dropped_lines, ready))
         else:
-            uvloop.run(_supervise_without_model(server, flags, supervisor, dropped_lines, ready))
+            uvloop.run(supervisor.run(None, dropped_lines, ready, repository))
     except (EngineError, OSError) as error:
         complain(f"penstock: {error}")
         sys.exit(1)
@@ -65,7 +67,7 @@ def serve_without_model(given: "Given", flags: Flags, began: float) -> None:
 
 async def _main_without_model(
     server: "ServerConfig",
-    flags: Flags,
+    make_repository: "Callable[[Metrics], ServedRepository] | None",
     sock: socket.socket,
     grpc_sock: socket.socket | None,
     dropped_lines: Callable[[], int],
@@ -75,8 +77,6 @@ async def _main_without_model(
 
     from penstock.cli.address import freed
     from penstock.cli.serving.answering import Answering
-    from penstock.cli.serving.repository import ServedRepository
-    from penstock.cli.serving.shares import EngineShares
     from penstock.frontend import ModelRegistry
     from penstock.frontend.http.loading import answering_early
     from penstock.observe.metrics import Metrics
@@ -84,10 +84,7 @@ async def _main_without_model(
 
     metrics = Metrics(CollectorRegistry(), dropped_lines, vllm_names=server.vllm_metrics)
     tls = check_tls(server)
-    repository = None
-    if server.repository:
-        shares = EngineShares(server.repository, server.max_loaded, cache_bytes=server.repository_cache)
-        repository = ServedRepository(server, flags, metrics, None, shares)
+    repository = None if make_repository is None else make_repository(metrics)
     registry = ModelRegistry() if repository is None else repository.registry
     grpc = freed(grpc_sock)
 
@@ -101,18 +98,9 @@ async def _main_without_model(
             await repository.close()
 
 
-async def _supervise_without_model(
-    server: "ServerConfig",
-    flags: Flags,
-    supervisor: "Supervisor",
-    dropped_lines: Callable[[], int],
-    ready: Callable[[], None],
-) -> None:
+def _repository(server: "ServerConfig", flags: Flags, metrics: "Metrics") -> "ServedRepository":
     from penstock.cli.serving.repository import ServedRepository
     from penstock.cli.serving.shares import EngineShares
 
-    def repository(metrics: "Metrics") -> ServedRepository:
-        shares = EngineShares(server.repository, server.max_loaded, cache_bytes=server.repository_cache)
-        return ServedRepository(server, flags, metrics, None, shares)
-
-    await supervisor.run(None, dropped_lines, ready, repository if server.repository else None)
+    shares = EngineShares(server.repository, server.max_loaded, cache_bytes=server.repository_cache)
+    return ServedRepository(server, flags, metrics, None, shares)

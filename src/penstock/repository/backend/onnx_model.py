@@ -24,7 +24,6 @@ _PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutio
 
 def begin() -> None:
     """Sets up what all sessions share."""
-    ort.disable_telemetry_events()
     ort.set_default_logger_severity(3)
 
 

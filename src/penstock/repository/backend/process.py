@@ -31,6 +31,8 @@ LOAD_SECONDS = 900.0  # for one model
 LOOK_SECONDS = 0.25  # between looks for a process that hangs
 MAX_ENDS = 8  # of the process within a minute; then it is not started again
 STDERR = 2
+# With a heap for each thread, the memory of an unloaded model would stay in that of the thread that had loaded it.
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 
 # Takes the end of a batch, and the memory that its outputs are in; the memory is valid only during the call.
 Done = Callable[[wire.BatchDone, memoryview], None]
@@ -145,7 +147,7 @@ class ModelProcess:
                         stdin=subprocess.DEVNULL,
                         stdout=STDERR,
                         pass_fds=arguments[:2],
-                        env=child_environment(os.environ),
+                        env=child_environment(os.environ) | ONE_HEAP,
                     )
             except OSError as error:
                 raise LoadFailed(f"the process for models could not be started: {error}") from error

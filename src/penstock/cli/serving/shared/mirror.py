@@ -21,7 +21,7 @@ from penstock.cli.serving.shared.catalogue import (
 )
 from penstock.engine.link.mux import Mux
 from penstock.engine.shared.hub_link import HubLink
-from penstock.frontend.registry import ModelRegistry, OnDemand
+from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.served import ServedModel
 from penstock.frontend.versions.series import Series
 from penstock.frontend.versions.serving import Serving, Version
@@ -48,7 +48,7 @@ class RepositoryMirror:
         self._loading = asyncio.Lock()
         self.rollouts = _RemoteRollouts(self._calls)
         models.tensors = models.elsewhere = self
-        models.on_demand = OnDemand(lambda: self._catalogue.absent, self._load_absent, None)
+        models.absent_models = lambda: self._catalogue.absent  # which `enter` loads, in the supervisor
 
     async def begin(self) -> None:
         """Returns when the models are there that the server starts with."""
@@ -80,9 +80,6 @@ class RepositoryMirror:
     def _leave_unused(self, asked: "asyncio.Task[Any]") -> None:
         if not asked.cancelled() and asked.exception() is None:
             self._calls.notify("leave", asked.result()[0])
-
-    async def _load_absent(self, name: str) -> None:
-        """Never called: `enter` loads models in the supervisor."""
 
     # -- TensorModels ---------------------------------------------------------------------------------------------
 

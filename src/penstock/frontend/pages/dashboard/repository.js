@@ -1,32 +1,23 @@
 // The models of a repository: their state, and what they have done, from the routes of KServe's protocol.
-import { html, useEffect, useState } from "../vendor/preact.js";
+import { html, useRef, useState } from "../vendor/preact.js";
 import { fetchJSON } from "../shared/api.js";
 import { formatCount, formatSeconds } from "../shared/shell.js";
+import { useReads } from "./reads.js";
 
 const PERIOD = 2000; // milliseconds between two reads
 
 // Rollouts and models; both empty if the server has no repository.
 export function useRepository(keyed) {
   const [found, setFound] = useState({ rollouts: [], models: [] });
-  useEffect(() => {
-    let timer;
-    let before = {};
-    const read = async () => {
-      try {
-        const { rollouts } = await fetchJSON("/v2/repository/rollouts");
-        const index = await fetchJSON("/v2/repository/index", { body: {} });
-        const stats = (await fetchJSON("/v2/models/stats")).model_stats;
-        const now = { time: performance.now() / 1000, ...Object.fromEntries(stats.map((each) => [`${each.name}/${each.version}`, each])) };
-        setFound({ rollouts, models: index.map((row) => figures(row, now, before)) });
-        before = now;
-      } catch (error) {
-        if (error.status === 404) return; // the server has no repository
-      }
-      timer = setTimeout(read, PERIOD);
-    };
-    read();
-    return () => clearTimeout(timer);
-  }, [keyed]);
+  const before = useRef({});
+  useReads(PERIOD, keyed, async () => {
+    const { rollouts } = await fetchJSON("/v2/repository/rollouts");
+    const index = await fetchJSON("/v2/repository/index", { body: {} });
+    const stats = (await fetchJSON("/v2/models/stats")).model_stats;
+    const now = { time: performance.now() / 1000, ...Object.fromEntries(stats.map((each) => [`${each.name}/${each.version}`, each])) };
+    setFound({ rollouts, models: index.map((row) => figures(row, now, before.current)) });
+    before.current = now;
+  });
   return found;
 }
 

@@ -1,8 +1,9 @@
 // What tenants have used of the engine in the last 24 hours, from /tenant_usage.
-import { html, useEffect, useState } from "../vendor/preact.js";
+import { html, useState } from "../vendor/preact.js";
 import { fetchJSON } from "../shared/api.js";
 import { formatCount } from "../shared/shell.js";
 import { Chart } from "./chart.js";
+import { useReads } from "./reads.js";
 
 const PERIOD = 60_000; // milliseconds between two reads
 const HOUR = 3600;
@@ -24,19 +25,7 @@ function summed({ since, rows }) {
 
 export function useTenants(keyed) {
   const [usage, setUsage] = useState();
-  useEffect(() => {
-    let timer;
-    const read = async () => {
-      try {
-        setUsage(await fetchJSON("/tenant_usage"));
-      } catch (error) {
-        if (error.status === 404) return; // the server has no tenants
-      }
-      timer = setTimeout(read, PERIOD);
-    };
-    read();
-    return () => clearTimeout(timer);
-  }, [keyed]);
+  useReads(PERIOD, keyed, async () => setUsage(await fetchJSON("/tenant_usage")));
   return usage;
 }
 
