@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from penstock.frontend.errors import ContextOverflow
+from penstock.frontend.errors import APIError, ContextOverflow
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.siblings import Siblings
 from penstock.text.prompts import Encoded
 
@@ -194,7 +195,7 @@ async def encode_summarised(
     if best is not None:
         kept = best[1]
         begin = _begin(messages, kept)
-        key = _key(owner, messages[:begin])
+        key = await _key(owner, messages[:begin])
         if (summary := await summaries.find(key)) is None:
             cuts = [cut for part in parts if (cut := _begin(messages, part)) < begin]
             old, dropped = await _old_turns(messages[:begin], cuts, summaries, owner)
@@ -203,8 +204,8 @@ async def encode_summarised(
         failure = summary.failure or failure
         if summary.text and (encoded := await room.fitting(_with_summary(kept, summary.text))) is not None:
             gone = len(messages) - len(kept)
-            left = LeftOut(summary.dropped, gone - summary.dropped, "", *summary[2:4])
-            return encoded, left
+            dropped = min(summary.dropped, gone)
+            return encoded, LeftOut(dropped, gone - dropped, "", *summary[2:4])
     encoded, dropped = await encode_newest(messages, *room)
     return encoded, LeftOut(dropped, failure=failure)
 
@@ -235,7 +236,7 @@ async def _large_cuts(messages: Messages, small: Sequence[Messages], room: Conte
     first = messages[: _begin(messages, small[0])]
     try:
         tokens = len((await room.encode(first)).ids)
-    except ContextOverflow:
+    except APIError:  # they are too many, or no whole chat for the template
         return []
     parts = shorter(messages, max(_size(first) * room.context // (SUMMARISED_PART * tokens), 1))
     return parts[:-1]  # the last one has the last turn alone, which is another one next time
@@ -250,7 +251,7 @@ async def _old_turns(messages: Messages, cuts: Sequence[int], summaries: Summari
     """Returns messages to summarise. If there is a summary of those before one of `cuts`, it is in their place, and the
     prefix cache has most of it: it was the prompt. Also returns how many messages that summary does not cover."""
     for cut in cuts[: -EARLIER_CUTS - 1 : -1]:
-        summary = await summaries.find(_key(owner, messages[:cut]))
+        summary = await summaries.find(await _key(owner, messages[:cut]))
         if summary is not None and summary.text:
             systems = [each for each in messages[:cut] if each["role"] in _SYSTEM]
             return _with_summary([*systems, *messages[cut:]], summary.text), summary.dropped
@@ -271,5 +272,5 @@ def _with_summary(kept: Messages, summary: str) -> Messages:
     return [*kept[:place], {**kept[place], "content": text}, *kept[place + 1 :]]
 
 
-def _key(owner: str, messages: Messages) -> bytes:
-    return sha256(orjson.dumps((owner, messages))).digest()
+async def _key(owner: str, messages: Messages) -> bytes:
+    return await offload_if_large(lambda: sha256(orjson.dumps((owner, messages))).digest(), _size(messages))
