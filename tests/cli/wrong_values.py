@@ -176,6 +176,7 @@ SHARED: Mapping[str, Wrong] = {
     "--enable-prefix-caching": SWITCH,
     "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),
+    "--kv-host": _SIZE,
     "--kv-disk": (
         ("kv", "give a folder"),
         ("kv,much", "give a folder"),

@@ -258,6 +258,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
         Setting("kv_disk", text("DIR,SIZE"),
                 "Keep KV blocks also in this folder, up to this size: contexts return after eviction and restarts", "",
                 "they hold what users sent", words="none", more="[kv-tiers.md](kv-tiers.md)"),
+        Setting("kv_host", SIZE, "GPU: keep evicted KV blocks in so much of the host's memory", None,
+                "the host's memory is for other programs", words="none", more="[kv-tiers.md](kv-tiers.md#on-a-gpu)"),
         Setting("sleep_after", SECONDS, "End the engine after so long without a request, until the next", None,
                 "the engine stays loaded", words="never", more="[sleep](operations.md#sleep)"),
     ),
