@@ -146,7 +146,11 @@ SHARED: Mapping[str, Wrong] = {
     ),
     "--manage-models": SWITCH,
     "--truncate-embeddings": SWITCH,
-    "--context-policy": (("summarise", "give error or drop-oldest"), ("", "give error")),
+    "--context-policy": (
+        ("summarise", "give error, drop-oldest or summarise:MODEL"),
+        ("summarise:", "give error, drop-oldest or summarise:MODEL"),
+        ("", "give error"),
+    ),
     "--api-key": _KEY,
     "--block-size": (("big", "give a whole number from 1 to 1024"), ("0", "1 to 1024"), ("1025", "1 to 1024")),
     "--config": ((NO_FILE, "name a YAML file"), (FOLDER, "is a directory; name a YAML file"), ("", "name a YAML file")),
@@ -172,6 +176,7 @@ SHARED: Mapping[str, Wrong] = {
     "--enable-prefix-caching": SWITCH,
     "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),
+    "--kv-host": _SIZE,
     "--kv-disk": (
         ("kv", "give a folder"),
         ("kv,much", "give a folder"),

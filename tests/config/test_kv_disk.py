@@ -45,9 +45,14 @@ def test_what_it_does_not_go_with_is_named(facts: ModelFacts, flags: dict[str, A
     assert words in str(refused.value) and "--kv-disk" in str(refused.value)
 
 
-def test_a_gpu_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"--kv-disk \(command line\) is .*: set --device cpu, or leave it out"):
-        on(kv_disk=DISK)
+def test_a_gpu_has_a_disk_or_the_memory_of_its_host() -> None:
+    assert on(kv_disk=DISK).engine.kv_disk == DISK and on(kv_host="2GiB").engine.kv_host == 2 << 30
+    with pytest.raises(ConfigError, match=r"--kv-host is set, too, .*: leave one of the two out"):
+        on(kv_disk=DISK, kv_host="2GiB")
+    with pytest.raises(ConfigError, match=r"--kv-host \(command line\) is .*: raise --kv-cache-memory instead"):
+        resolve(FULL, kv_host="2GiB")
+    with pytest.raises(ConfigError, match=r"--prefill-replicas \(command line\) is .*: set --device cpu, or leave"):
+        on(replicas="2", prefill_replicas=1)
 
 
 def test_replicas_for_prompts_need_others_that_decode() -> None:

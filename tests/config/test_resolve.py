@@ -90,7 +90,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         reasoning_format="none",
         thinking_budget=100,
         truncate_embeddings=True,
-        context_policy="drop-oldest",
+        context_policy="summarise:ours",
         repository="models",
         repository_cache="3MiB",
         providers="providers.yaml",
@@ -184,7 +184,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         reasoning_format="none",
         thinking_budget=100,
         truncate_embeddings=True,
-        context_policy="drop-oldest",
+        context_policy="summarise:ours",
         repository="models",
         repository_cache=3 << 20,
         providers="providers.yaml",
@@ -215,7 +215,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager"}
-    of_one_rank = {"speculation", "num_speculative_tokens", "kv_disk", "prefill_replicas"}
+    of_one_rank = {"speculation", "num_speculative_tokens", "kv_disk", "kv_host", "prefill_replicas"}
     of_tenants = {"tenants", "quota_redis", "ledger_days", "request_log", "request_log_share"}
     of_tenants |= {"audit", "audit_file", "audit_heads", "audit_key_file"}
     assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank - of_tenants

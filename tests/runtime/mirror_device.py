@@ -5,6 +5,7 @@ but its uploaded inputs, reads a result too early, or has its result overwritten
 """
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +20,11 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.kernels.attention import AttentionBatch, HeadNorm, ReferenceAttention, TorchPages
 from penstock.kernels.batch_arrays import StepSequences, order_units
-from penstock.runtime.device import CudaDevice, Device, HostDevice, Job, StepOutputs, pack, places, unpack
+from penstock.runtime.device import CudaDevice, Device, DevicePage, HostDevice, Job, StepOutputs, pack, places, unpack
 from penstock.runtime.loading.device_memory import DeviceMemory
 from penstock.runtime.loading.gpu import load_device_runner
 from penstock.runtime.runner import ModelRunner
+from tests.patience import PATIENCE
 
 PLAIN = Platform("cpu", "", True)  # torch's kernels
 
@@ -35,6 +37,20 @@ class MirrorDevice(HostDevice):
     def __init__(self) -> None:
         super().__init__()
         self._waiting: deque[_Deferred] = deque()
+        self.launched = self.ran = 0  # jobs
+
+    def page(self, page: Tensor) -> DevicePage:
+        """Copies, by another thread, wait for the jobs launched before."""
+        after = self.launched
+
+        def copy(target: Tensor, source: Tensor) -> None:
+            end = time.monotonic() + PATIENCE
+            while self.ran < after:
+                assert time.monotonic() < end, "the jobs launched before were not run"
+                time.sleep(0.0005)
+            target.copy_(source)
+
+        return DevicePage(page, copy)
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
         at, size = places(arrays)
@@ -44,7 +60,8 @@ class MirrorDevice(HostDevice):
         return unpack(staged, arrays, at)
 
     def launch(self, job: Job) -> "_Deferred":
-        deferred = _Deferred(job, self._waiting)
+        self.launched += 1
+        deferred = _Deferred(job, self)
         self._waiting.append(deferred)
         return deferred
 
@@ -56,9 +73,9 @@ class MirrorDevice(HostDevice):
 class _Deferred:
     """A pending copy. Waiting for one runs all launched work; only then is the data copied."""
 
-    def __init__(self, job: Job, waiting: "deque[_Deferred]") -> None:
-        self._job = job
-        self._waiting = waiting
+    def __init__(self, job: Job, device: MirrorDevice) -> None:
+        self._job, self._device = job, device
+        self._waiting = device._waiting
         self._outputs = StepOutputs()
 
     def ready(self) -> bool:
@@ -71,6 +88,7 @@ class _Deferred:
 
     def _run(self) -> None:
         self._outputs = self._job()
+        self._device.ran += 1
 
 
 def mirror_kernels(kernels: Kernels) -> Kernels:

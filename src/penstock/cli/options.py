@@ -43,7 +43,7 @@ ENGINE_HOST: Flags = {
         for name in (
             *("fleet_key", "fleet_ca", "allow_insecure_bind", "tls_certificate", "tls_key", "watermark"),
             *("max_waiting", "max_waiting_tokens", "target_itl", "step_deadline", "drain_timeout", "kv_disk"),
-            *("preemption_notice", "watermark_key", "region"),
+            *("kv_host", "preemption_notice", "watermark_key", "region"),
         )
     },
 }

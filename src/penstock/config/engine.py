@@ -68,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: bool = DEFAULTS["expert_parallel"]  # the tensor ranks hold whole experts each
     distributed_executor: Literal["auto", "process", "ray"] = DEFAULTS["distributed_executor"]
     kv_disk: str = DEFAULTS["kv_disk"]  # see kv_disk.py; "": none
+    kv_host: int | None = DEFAULTS["kv_host"]  # bytes of the host's memory for blocks of a GPU; None: none
     role: EngineRole = "alone"  # in a fleet
     region: str = DEFAULTS["region"]  # where the machine is
     pages: PageAccess | None = None  # None: no blocks are exchanged with other engines

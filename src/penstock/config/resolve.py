@@ -26,7 +26,16 @@ from penstock.declared.settings import ENGINE, SETTINGS
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
     *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
-    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log", "kv_disk", "prefill_replicas"),
+    *(
+        "scale_down_after",
+        "target_itl",
+        "step_deadline",
+        "sleep_after",
+        "event_log",
+        "kv_disk",
+        "kv_host",
+        "prefill_replicas",
+    ),
 )
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 
@@ -82,7 +91,7 @@ def resolve_server(given: Given) -> ServerConfig:
     """Choose the settings of a server without a model of its own, which has a repository or providers. Raises
     ConfigError."""
     values, sources = _server_values(given)
-    for name in ("event_log", "kv_disk"):
+    for name in ("event_log", "kv_disk", "kv_host"):
         if name in given.sources:
             raise ConfigError(
                 f"--{name.replace('_', '-')} ({sources[name]}) is for one engine, and each language model of a "

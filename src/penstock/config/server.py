@@ -23,7 +23,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: float | None = DEFAULTS["request_timeout"]  # from a request to its last token; None: no limit
     first_token_timeout: float | None = DEFAULTS["first_token_timeout"]  # from a request to its first token
     drain_timeout: float = DEFAULTS["drain_timeout"]  # for requests in flight to finish after a signal to stop
-    context_policy: Literal["error", "drop-oldest"] = DEFAULTS["context_policy"]  # for a chat that is too long
+    context_policy: str = DEFAULTS["context_policy"]  # for a chat that is too long
 
 
 class ServerConfig(ServerLimits, frozen=True, kw_only=True):

@@ -50,6 +50,13 @@ def _kv_disk(value: Any) -> Any:
     return str(value)
 
 
+def _policy(value: Any) -> Any:
+    name = str(value).removeprefix("summarise:")
+    if value not in ("error", "drop-oldest") and name in ("", str(value)):
+        raise ValueError("give error, drop-oldest or summarise:MODEL with the name of a model")
+    return value
+
+
 def _names(value: Any) -> Any:
     names = [
         part.strip()
@@ -85,6 +92,7 @@ _SPECIAL: Mapping[str, Any] = {
     "rate_limit_resource": Annotated[tuple[str, ...], BeforeValidator(_resources)],
     "wires": Annotated[str, BeforeValidator(_wires)],
     "replicas": Annotated[str, BeforeValidator(_replicas)],
+    "context_policy": Annotated[str, BeforeValidator(_policy)],
     "kv_disk": Annotated[str, BeforeValidator(_kv_disk)],
 }
 

@@ -13,6 +13,7 @@ from penstock.runtime.loading.preload import Preload
 from penstock.runtime.loading.quick_torch import import_torch
 
 if TYPE_CHECKING:
+    from penstock.runtime.device import DevicePage
     from penstock.runtime.encoder_runner import EncoderRunner
     from penstock.runtime.runner import ModelRunner
 
@@ -58,13 +59,21 @@ class InProcessExecutor:
         if self._runner is not None:
             self._runner.trim(limits)
 
-    def page(self, block: int) -> memoryview:
+    def page(self, block: int) -> "DevicePage | memoryview":
         """See HasPages (tier/open.py)."""
+        return self._paged.page(block)
+
+    def host_memory(self, size: int) -> memoryview:
+        """See HasPages."""
+        return self._paged.host_memory(size)
+
+    @property
+    def _paged(self) -> "ModelRunner":
         from penstock.runtime.runner import ModelRunner  # not above: it imports torch
 
         if not isinstance(self._runner, ModelRunner):
             raise ValueError("--kv-disk: this model keeps no pages of its texts: leave it out")
-        return self._runner.pages.page(block)
+        return self._runner
 
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""

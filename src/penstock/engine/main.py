@@ -68,10 +68,12 @@ def run_engine(
                 limits = _exact_speculation(limits, capacity, config.device)
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             tiers = None
-            if folder is not None or config.pages is not None:
+            if folder is not None or config.kv_host or config.pages is not None:
                 from penstock.engine.tier.open import open_tiers
 
-                opened = open_tiers(folder, config.pages, scheduler, executor, capacity, channel.waker())
+                opened = open_tiers(
+                    folder, config.kv_host, config.pages, scheduler, executor, capacity, channel.waker()
+                )
                 tiers = held.enter_context(opened)
             core = EngineCore(
                 *(scheduler, executor, channel.post, capacity),

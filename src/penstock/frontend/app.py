@@ -73,6 +73,7 @@ def create_app(
     limits = limits or RequestLimits.of(config)
     storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock, metrics.storage)
     metrics.storage_room = None if storage is None else storage.room
+    models.summaries.siblings = siblings
     bodies, unread = body_budget(limits), answer_budget(limits)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.config.tenants.entries import PriceEntry
 from penstock.frontend.errors import APIError, GenerationFailed
+from penstock.frontend.requests.context_policy import LeftOut
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
 from penstock.observe.model_metrics import ModelMetrics
@@ -29,7 +30,7 @@ class PromptPart(msgspec.Struct, frozen=True):
     skip_special_tokens: bool = True
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
     prompt_only: bool = False  # no output was requested; the engine's one token is dropped
-    dropped: int = 0  # messages that are missing from the prompt, which was too long
+    left_out: LeftOut = LeftOut()  # what became of messages, if there were too many
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +53,7 @@ class Usage(msgspec.Struct):
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
-    dropped_messages: int = 0  # that are missing from the prompt
+    left_out: LeftOut = LeftOut()
     first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
     price: PriceEntry | None = None  # by which the answer says what it cost; None: it does not say it
@@ -128,9 +129,7 @@ class Generation:
             texts = (_output_text(model, part) for _ in range(part.request.n))
             self._progress.append(_Progress(part, [_ChoiceState(first + i, text) for i, text in enumerate(texts)]))
             first += part.request.n
-        self.usage = Usage(
-            sum(len(part.request.prompt_ids) for part in parts), dropped_messages=sum(part.dropped for part in parts)
-        )
+        self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts), left_out=parts[0].left_out)
 
     def shown(self) -> dict[str, Any]:
         """The fields of the request's line in the log: names and numbers. Counts are what there is so far."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.frontend.errors import APIError
+from penstock.frontend.requests.context_policy import Summaries
 from penstock.frontend.versions.room import EngineRoom, no_room
 from penstock.frontend.versions.serving import Serving, Version
 from penstock.messages import DeadlineExceeded
@@ -48,6 +49,7 @@ class ModelRegistry:
         self.absent_models: Callable[[], Collection[str]] = tuple  # names of those that their first request loads
         self.on_demand: OnDemand | None = None  # loads these; None: `elsewhere` does
         self.elsewhere: Elsewhere | None = None
+        self.summaries = Summaries()
         self.routes: Mapping[str, str] = {}  # the large model of each route. It is used where no route chooses
         self._essential = models  # the server ends with their engines
         self._check_names()

@@ -262,9 +262,8 @@ class _GenerateRoute(_Route):
     async def _generate(self, call: Call, info: RequestInfo, send: Send, trial: Trial | None) -> Answer | None:
         """Returns the whole answer; None if it was streamed."""
         begin = call.generation if trial is None else partial(trial.generation, call)
-        generation, headers = begin(info.start, info.request_id, info.trace), call.headers
-        if dropped := generation.usage.dropped_messages:
-            headers = {**headers, "x-dropped-messages": str(dropped)}
+        generation = begin(info.start, info.request_id, info.trace)
+        headers = {**call.headers, **generation.usage.left_out.headers}
         if info.account is not None:
             generation.usage.price = info.account.shown_price
         try:

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -65,6 +66,24 @@ class Pending(Protocol):
         ...
 
 
+class DevicePage:
+    """A page in a device's memory, which a thread copies to the host or back: beside the jobs launched later, and after
+    those launched before."""
+
+    def __init__(self, page: Tensor, copy: Callable[[Tensor, Tensor], None]) -> None:
+        """`copy` copies to its first argument, and returns when that is done."""
+        self._bytes, self._copy = page.view(-1).view(torch.uint8), copy
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def save(self, target: memoryview) -> None:
+        self._copy(torch.frombuffer(target, dtype=torch.uint8), self._bytes)
+
+    def load(self, source: memoryview) -> None:
+        self._copy(self._bytes, torch.frombuffer(source, dtype=torch.uint8))
+
+
 class Parts(NamedTuple):
     """A step that was launched as two jobs."""
 
@@ -101,6 +120,14 @@ class Device(Protocol):
         """Returns a function that repeats what `run` does, on the same memory. `run` is called here, perhaps twice."""
         ...
 
+    def page(self, page: Tensor) -> "DevicePage | memoryview":
+        """Returns what other threads read and fill a page by: its memory, if that is the host's."""
+        ...
+
+    def host_memory(self, size: int) -> memoryview:
+        """Returns memory of the host that `DevicePage` copies to and from. Raises RuntimeError if there is none."""
+        ...
+
     def mark(self) -> Any:
         """Returns a mark of the device's time. Called within a job."""
         ...
@@ -134,7 +161,7 @@ class CudaDevice:
     def __init__(self, where: torch.device) -> None:
         self.where = where
         self.sent = 0
-        self._back = torch.cuda.Stream(where)
+        self._back, self._pages = torch.cuda.Stream(where), torch.cuda.Stream(where)
         self._pool = torch.cuda.graph_pool_handle()  # graphs do not run at once, so they may share scratch memory
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
@@ -167,6 +194,19 @@ class CudaDevice:
             run()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def page(self, page: Tensor) -> DevicePage:
+        return DevicePage(page, partial(self._copy_page, torch.cuda.current_stream(self.where).record_event()))
+
+    def _copy_page(self, after: torch.cuda.Event, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._pages):  # of this thread
+            self._pages.wait_event(after)
+            target.copy_(source, non_blocking=True)
+            done = self._pages.record_event()
+        done.synchronize()
+
+    def host_memory(self, size: int) -> memoryview:
+        return memoryview(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data)
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -207,6 +247,12 @@ class HostDevice:
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
+
+    def page(self, page: Tensor) -> DevicePage | memoryview:
+        return memoryview(page.view(-1).view(torch.uint8).numpy().data)
+
+    def host_memory(self, size: int) -> memoryview:
+        return memoryview(np.empty(size, np.uint8).data)
 
     def mark(self) -> float:
         return time.perf_counter()

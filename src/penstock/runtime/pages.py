@@ -79,11 +79,6 @@ class KVPages:
             if size > 0:
                 _libc.madvise(begin, size, mmap.MADV_DONTNEED)
 
-    def page(self, block: int) -> memoryview:
-        """The bytes of a block's page, for a model with one KV group on a CPU."""
-        (pages,) = self.groups
-        return memoryview(pages[block].view(-1).view(torch.uint8).numpy().data)
-
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for copy in copies:
             pages = self.groups[copy.group]

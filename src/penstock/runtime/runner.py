@@ -28,7 +28,7 @@ from penstock.runtime.assembly import (
     make_step_kernels,
     recorded_or_eager,
 )
-from penstock.runtime.device import Change, Device, Parts, Pending
+from penstock.runtime.device import Change, Device, DevicePage, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.jobs import StepJobs
 from penstock.runtime.loading.capacity import measured_capacity
@@ -179,6 +179,15 @@ class ModelRunner:
     def bytes_sent(self) -> int:
         """Bytes that have been sent to the device so far."""
         return self._device.sent
+
+    def page(self, block: int) -> DevicePage | memoryview:
+        """A block's page, for a model with one KV group. See Device."""
+        (pages,) = self.pages.groups
+        return self._device.page(pages[block])
+
+    def host_memory(self, size: int) -> memoryview:
+        """See Device."""
+        return self._device.host_memory(size)
 
     @property
     def traffic(self) -> Traffic:

@@ -65,6 +65,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     f"plan --model tiny {RANKS}",
     f"plan tiny --hardware 2xH100 --link 25GB/s {GPU} --no-enforce-eager",
     "plan tiny --hardware 1xH100 --device cuda --enforce-eager",
+    "plan tiny --hardware 1xH100 --kv-host 1GiB",
     "plan tiny --tensor-parallel-size 2",
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --api-processes 2",
@@ -220,6 +221,7 @@ ELSEWHERE: Mapping[str, set[str]] = {
     "serve": GPU_ONLY
     | {
         "--api-processes",
+        "--kv-host",
         "--prefill-replicas",
         "--no-expert-parallel",
         "--otlp-endpoint",
@@ -227,7 +229,7 @@ ELSEWHERE: Mapping[str, set[str]] = {
         "--watermark",
         "--watermark-key",
     },
-    "engine": GPU_ONLY | OF_RANKS | {"--otlp-endpoint", "--watermark", "--watermark-key"},
+    "engine": GPU_ONLY | OF_RANKS | {"--kv-host", "--otlp-endpoint", "--watermark", "--watermark-key"},
     "fleet scale": {"--run", "--fleet-ca"},  # tests/ray_cluster; as of the other commands of fleet
     "embed": GPU_ONLY
     | OF_RANKS

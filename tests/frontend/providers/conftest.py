@@ -102,7 +102,8 @@ Make = Callable[..., Awaitable[Gateway]]
 async def gateway(
     provider: FakeProvider, tokenizers: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> AsyncIterator[Make]:
-    """gateway(kind="openai", fallbacks={}, routes={}, server={}, models={}, local=True, fields of the entry)"""
+    """gateway(kind="openai", fallbacks={}, routes={}, server={}, models={}, local=True, length=64, fields of the
+    entry)"""
     made: list[Gateway] = []
 
     async def make(
@@ -112,6 +113,7 @@ async def gateway(
         server: dict[str, Any] | None = None,
         models: dict[str, Any] | None = None,
         local: bool = True,
+        length: int = 64,
         **entry: Any,
     ) -> Gateway:
         (tmp_path / "key").write_text(f"{KEY}\n")
@@ -133,7 +135,7 @@ async def gateway(
         eos = tokenizer.encode("<|im_end|>")[0]
         said = tokenizer.encode("hello", add_special_tokens=False)
         engine = ScriptedClient(
-            lambda request, choice: [*said, eos], vocab_size=tokenizer.vocab_size, eos=eos, max_model_len=64
+            lambda request, choice: [*said, eos], vocab_size=tokenizer.vocab_size, eos=eos, max_model_len=length
         )
         here = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1)
         metrics = Metrics(CollectorRegistry())

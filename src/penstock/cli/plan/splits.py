@@ -19,7 +19,11 @@ from penstock.prepare.model import FoundModel
 # Settings that are left out for all splits but the one that the settings name. The number of threads was chosen for
 # that split. A number of speculative tokens is an error where speculation is off, as it is by default with pipeline
 # stages. A disk tier is for one rank.
-ONE_SPLIT_ONLY = {"threads": None, "num_speculative_tokens": None, "kv_disk": None, "prefill_replicas": None}
+ONE_SPLIT_ONLY = {
+    "threads": None,
+    "num_speculative_tokens": None,
+    **dict.fromkeys(("kv_disk", "kv_host", "prefill_replicas")),
+}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from penstock.cli.serving.processors import off_the_loop
 from penstock.config import ConfigError, ServerConfig
 from penstock.frontend import ModelRegistry, RequestLimits, create_app
 from penstock.frontend import serve as serve_http
+from penstock.frontend.requests.context_policy import check_summariser
 from penstock.frontend.siblings import Siblings
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -42,15 +43,16 @@ class Answering:
             store = LocalStore(lambda: [path for serving in models.all for path in serving.paths()])
         limits = limits if siblings is None else limits.share(server.api_processes)
         fallbacks = None
-        if server.providers:
-            from penstock.frontend.providers.gateway import open_gateway
+        try:
+            if server.providers:
+                from penstock.frontend.providers.gateway import open_gateway
 
-            try:
-                fallbacks = open_gateway(
-                    server.providers, models, metrics, server.api_processes, () if siblings is None else None
-                )
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+                others = () if siblings is None else None
+                fallbacks = open_gateway(server.providers, models, metrics, server.api_processes, others)
+            if siblings is None:
+                check_summariser(server.context_policy, [*models.names(), *models.absent_names()])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self.app = create_app(models, server, metrics, limits, self._tracer, store, siblings, fallbacks)
         self.tls = check_tls(server)
         if (tls := self.tls) is not None:

@@ -32,6 +32,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.pages.server import load_of
 from penstock.frontend.providers.gateway import open_gateway
 from penstock.frontend.registry import ModelRegistry
+from penstock.frontend.requests.context_policy import Summaries, check_summariser
 from penstock.frontend.storage.database import lock_folder, storage_folder
 from penstock.frontend.storage.room import StorageRoom
 from penstock.frontend.tenants.books import LocalBooks
@@ -81,7 +82,7 @@ class Supervisor:
             for number, listening in enumerate(sockets)
         ]
         self._owner: RepositoryOwner | None = None  # of the repository, if there is one
-        self._stopping = False
+        self._stopping, self._summaries = False, Summaries()
         self._tenants = LocalBooks(self._server) if self._server.tenants else None
         self._refusing = False  # what the processes know of `_refuse`
 
@@ -121,11 +122,12 @@ class Supervisor:
                 from penstock.cli.serving.shared.owner import RepositoryOwner  # imports NumPy
 
                 self._owner = RepositoryOwner(repository(metrics))
+            names, models = [] if engine is None else [server.served_model_name, *server.aliases], ModelRegistry()
+            if self._owner is not None:
+                names += self._owner.repository.folder.names()
             if server.providers:  # checks the file, and has the metrics of all processes
-                others = [] if engine is None else [server.served_model_name, *server.aliases]
-                if self._owner is not None:
-                    others += self._owner.repository.folder.names()
-                open_gateway(server.providers, ModelRegistry(), metrics, others=others)
+                open_gateway(server.providers, models, metrics, others=names)
+            check_summariser(server.context_policy, [*names, *models.names()])
             await self._run(ready)
 
     @property
@@ -259,6 +261,8 @@ class Supervisor:
                 self._refuse()
             case "run_batches":
                 self._order("run_batches")
+            case "summary":
+                return await self._summaries.answer(argument)
             case "metrics":
                 await self._counts.look()
                 body, content_type = await asyncio.to_thread(self._counts.metrics.scrape(argument))

@@ -1,4 +1,4 @@
-"""The disk tier: blocks of the prefix cache that outlive the engine's memory.
+"""The disk tier: blocks of the prefix cache that outlive the engine's memory. Those of a GPU may also go to the host's.
 
 `DiskTier` is a state machine on the engine's thread. It never blocks: two threads, one that reads and one that writes,
 do the work on files directly in the pages of leased blocks. A block that no sequence holds any more is leased and
@@ -10,8 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from penstock.engine.tier.files import PageFiles, block_name
+from penstock.engine.tier.host import HostPages, StagedFiles
 from penstock.engine.tier.index import DiskIndex
 from penstock.engine.tier.reader import LONGEST_WAIT, blend
 from penstock.engine.tier.worker import Jobs
@@ -34,9 +36,9 @@ class DiskTier:
 
     def __init__(
         self,
-        files: PageFiles,
+        files: PageFiles | StagedFiles | HostPages,
         leases: BlockLeases,
-        page: Callable[[int], memoryview],
+        page: Callable[[int], Any],
         jobs: tuple[Jobs, Jobs],
         *,
         block_size: int,

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.config.engine import PageAccess
-from penstock.config.kv_disk import KVDisk
+from penstock.config.kv_disk import DAYS, KVDisk
 from penstock.config.sizes import format_bytes
 from penstock.engine.tier.disk import POLL_SECONDS, DiskTier
 from penstock.engine.tier.files import LOCK, PageFiles
+from penstock.engine.tier.host import HostPages, StagedFiles
 from penstock.engine.tier.lender import Lender
 from penstock.engine.tier.peers import PageServer, PeerPages
 from penstock.engine.tier.reader import BlockReader, PageSource
@@ -20,9 +21,6 @@ from penstock.engine.tier.tier import BlockTiers
 from penstock.engine.tier.worker import JobThread, Results
 from penstock.messages import Capacity, Executor, GenerateRequest
 from penstock.schedule import Scheduler
-from penstock.schedule.leases import BlockLeases
-
-Page = Callable[[int], memoryview]  # returns the memory of a block
 
 LAST_WRITES_SECONDS = 2.0  # at the end of the engine, for blocks that are not written yet
 CLOSE_SECONDS = 0.5  # for each thread's last job
@@ -30,10 +28,14 @@ CLOSE_SECONDS = 0.5  # for each thread's last job
 
 @runtime_checkable
 class HasPages(Protocol):
-    """An executor whose KV cache is in this process's memory."""
+    """An executor whose KV cache is in this process's memory, or in that of its GPU."""
 
-    def page(self, block: int) -> memoryview:
-        """Return the memory of a block: all layers' keys and values, with their scales."""
+    def page(self, block: int) -> Any:
+        """Return the memory of a block: all layers' keys and values, with their scales. On a GPU: a DevicePage."""
+        ...
+
+    def host_memory(self, size: int) -> memoryview:
+        """Return memory that pages of a GPU can be copied to. Raises RuntimeError if there is none."""
         ...
 
 
@@ -42,7 +44,7 @@ class PageFolder:
 
     def __init__(self, disk: KVDisk) -> None:
         """Raises ValueError, in one line, if another engine uses the folder; OSError if it cannot be made."""
-        self._disk = disk
+        self.disk = disk
         self._path = Path(disk.folder).absolute()
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -61,54 +63,59 @@ class PageFolder:
         """Let other engines use the folder."""
         os.close(self._lock)
 
-    @contextlib.contextmanager
-    def tier(
-        self, leases: BlockLeases, page: Page, meaning: str, block_size: int, results: Results
-    ) -> Iterator[DiskTier]:
-        """Open the tier of an engine. Raises ValueError for a size that is too small."""
-        files = PageFiles(self._path, meaning, len(page(0)))
-        if self._disk.bytes < files.file_bytes:
-            raise ValueError(
-                f"--kv-disk has {format_bytes(self._disk.bytes)}, and the file of a KV block has "
-                f"{format_bytes(files.file_bytes)}: give a larger size"
-            )
-        threads = JobThread("kv-reads", results), JobThread("kv-writes", results)
-        try:
-            yield DiskTier(
-                files,
-                leases,
-                page,
-                threads,
-                block_size=block_size,
-                most_bytes=self._disk.bytes,
-                most_seconds=self._disk.days * 86_400,
-            )
-        finally:
-            for thread in threads:
-                thread.close(CLOSE_SECONDS)
+    def files(self, executor: HasPages, meaning: str) -> PageFiles | StagedFiles:
+        """Return the files of an engine's pages."""
+        page = executor.page(0)
+        files = PageFiles(self._path, meaning, len(page))
+        return files if isinstance(page, memoryview) else StagedFiles(files, executor.host_memory)
 
 
 @contextlib.contextmanager
 def open_tiers(
     folder: PageFolder | None,
+    host_bytes: int | None,
     access: PageAccess | None,
     scheduler: Scheduler,
     executor: Executor,
     capacity: Capacity,
     wake: Callable[[], None],
 ) -> Iterator[BlockTiers]:
-    """Open the tiers of an engine: its folder, and other engines. `wake` lets the engine's loop look at the results of
-    threads. At the end, write what is not written yet, for a limited time. Raises ValueError if the engine cannot have
-    a tier, and OSError if other engines could not connect."""
+    """Open the tiers of an engine: its folder or the host's memory, and other engines. `wake` lets the engine's loop
+    look at the results of threads. At the end, write what is not written yet, for a limited time. Raises ValueError if
+    the engine cannot have a tier, and OSError if other engines could not connect."""
     if not isinstance(executor, HasPages) or len(capacity.groups) != 1 or capacity.keeps != "blocks":
         raise ValueError("--kv-disk and --role need a KV cache of one group, in the engine's process: leave them out")
+    if access is not None and not isinstance(executor.page(0), memoryview):
+        raise ValueError("--role needs a KV cache in the host's memory: leave it out, or set --device cpu")
     results: Results = Results()
     leases, identity = scheduler.leases, capacity.identity
     with contextlib.ExitStack() as held:
         disk = server = lender = None
+        store: PageFiles | StagedFiles | HostPages | None = None
+        flag, size, days = "--kv-host", host_bytes or 0, float(DAYS)
         if folder is not None:
-            meaning = f"{identity.weights} {identity.numerics}"
-            disk = held.enter_context(folder.tier(leases, executor.page, meaning, capacity.block_size, results))
+            flag, (_, size, days) = "--kv-disk", folder.disk
+            store = folder.files(executor, f"{identity.weights} {identity.numerics}")
+        elif host_bytes:
+            store = HostPages(executor.host_memory, len(executor.page(0)), host_bytes)
+        if store is not None:
+            if size < store.file_bytes:
+                raise ValueError(
+                    f"{flag} has {format_bytes(size)}, and a KV block takes {format_bytes(store.file_bytes)}: give a "
+                    "larger size"
+                )
+            threads = JobThread("kv-reads", results), JobThread("kv-writes", results)
+            for thread in threads:
+                held.callback(thread.close, CLOSE_SECONDS)
+            disk = DiskTier(
+                store,
+                leases,
+                executor.page,
+                threads,
+                block_size=capacity.block_size,
+                most_bytes=size,
+                most_seconds=days * 86_400,
+            )
 
         def source(request: GenerateRequest) -> PageSource | None:
             if request.pages is not None and access is not None:

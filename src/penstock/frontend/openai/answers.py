@@ -6,6 +6,10 @@ _HEAD = {"id": str, "created": int, "model": str, "system_fingerprint?": str}
 _USAGE = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int),
     "dropped_messages?": int,
+    "summary?": {
+        **dict.fromkeys(("messages", "prompt_tokens", "completion_tokens"), int),
+        "failed": (str, None),
+    },
     "cost?": float,
     "prompt_tokens_details": {"cached_tokens": int},
     "completion_tokens_details": dict.fromkeys(

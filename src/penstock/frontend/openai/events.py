@@ -65,8 +65,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
     if usage.reasoning_tokens is not None:
         fields["completion_tokens_details"]["reasoning_tokens"] = usage.reasoning_tokens
-    if usage.dropped_messages:
-        fields["dropped_messages"] = usage.dropped_messages
+    fields |= usage.left_out.usage
     if usage.price is not None:
         computed = usage.prompt_tokens - usage.cached_tokens
         fields["cost"] = usage.price.cost(computed, usage.cached_tokens, usage.completion_tokens)

@@ -1,6 +1,7 @@
 """Prepares a chat for the engine: prompt, grammar, limit, and the reader of its answer. Independent of the wire."""
 
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,12 +11,23 @@ from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
-from penstock.frontend.requests.context_policy import ANSWER_PART, Messages, encode_newest
+from penstock.frontend.requests.context_policy import (
+    ANSWER_PART,
+    INSTRUCTION,
+    ContextRoom,
+    LeftOut,
+    Messages,
+    Summary,
+    encode_newest,
+    encode_summarised,
+)
 from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import encode_chat, encode_text, tokens_left
+from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ReplyReader, TextReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
+from penstock.frontend.requests.summary import write_summary
 from penstock.text.prompts import Encoded
 
 _BILLING = "x-anthropic-billing-header:"
@@ -68,7 +80,7 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
         if chat.drop_oldest:
             raise invalid(f"truncation: model {model.name!r} is at a provider; shorten the input", "truncation")
         return await model.remote.prepare(context, chat)
-    prompt, dropped = await _encode(context, chat, body_size)
+    prompt, left_out = await _encode(context, chat, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
         wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt.param))
@@ -101,14 +113,14 @@ async def prepare_chat(context: ModelContext, chat: ChatRequest, body_size: int)
         grammar=grammar,
         shown=shown,
     )
-    return PreparedChat(replace(part, dropped=dropped) if dropped else part, reader)
+    return PreparedChat(replace(part, left_out=left_out), reader)
 
 
-async def _encode(context: ModelContext, chat: ChatRequest, body_size: int) -> tuple[Encoded, int]:
-    """Returns the prompt, and how many of the messages are missing from it. Raises APIError 400."""
-    drops = chat.drop_oldest or context.limits.context_policy == "drop-oldest"
-    if not drops or chat.prompt.plain:
-        return await encode_messages(context, chat.prompt, body_size), 0
+async def _encode(context: ModelContext, chat: ChatRequest, body_size: int) -> tuple[Encoded, LeftOut]:
+    """Returns the prompt, and which messages are not in it. Raises APIError 400."""
+    policy, _, summariser = context.limits.context_policy.partition(":")
+    if chat.prompt.plain or (policy == "error" and not chat.drop_oldest):
+        return await encode_messages(context, chat.prompt, body_size), LeftOut()
 
     def encode(messages: Messages) -> Awaitable[Encoded]:
         return encode_messages(context, replace(chat.prompt, messages=messages), body_size)
@@ -117,7 +129,44 @@ async def _encode(context: ModelContext, chat: ChatRequest, body_size: int) -> t
     wanted = chat.max_tokens or length
     if chat.max_tokens is None or chat.shorten:
         wanted = min(wanted, length // ANSWER_PART)
-    return await encode_newest(chat.prompt.messages, encode, length, wanted)
+    room = ContextRoom(encode, length, wanted)
+    if not summariser:
+        encoded, dropped = await encode_newest(chat.prompt.messages, *room)
+        return encoded, LeftOut(dropped)
+
+    def write(messages: Messages, most: int) -> Awaitable[Summary]:
+        return write_summary(context, summariser, partial(_prepare_summary, chat, messages, most, body_size))
+
+    owner = f"{context.salt(chat.options.cache_salt)} {summariser} {chat.prompt.tools}"
+    return await encode_summarised(chat.prompt.messages, room, write, context.models.summaries, owner)
+
+
+async def _prepare_summary(
+    chat: ChatRequest, messages: Messages, most: int, body_size: int, context: ModelContext
+) -> PreparedChat:
+    """Returns what summarises messages of a chat in at most so many tokens. The messages are as in the chat, so that
+    the model of the chat has them in its prefix cache."""
+    here, given = context.model.remote is None, chat.options
+    prompt = replace(
+        chat.prompt,
+        messages=[*messages, {"role": "user", "content": INSTRUCTION}],
+        variables={**chat.prompt.variables, **reasoning_variables("none")} if here else {},
+        add_generation_prompt=True,
+        continues=False,
+    )
+    options = GenerationOptions(
+        sampling={"temperature": 0.0} if here else {}, cache_salt=given.cache_salt, priority=given.priority
+    )
+    question = ChatRequest(
+        prompt=prompt,
+        options=options,
+        use=ToolUse(),
+        max_tokens=most,
+        shorten=True,
+        drop_oldest=here,
+        thinking_budget=0 if here else None,
+    )
+    return await prepare_chat(context, question, body_size)
 
 
 def plain_text(text: str, param: str, suffix: str = "", last_tokens: int | None = None) -> ChatMessages:

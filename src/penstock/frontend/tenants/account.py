@@ -86,6 +86,12 @@ class RequestAccount:
     def salt(self) -> str:
         return self.grant.salt
 
+    def beside(self) -> "RequestAccount":
+        """Returns an account for a summary that the request needs: its tokens count, but it is no request more."""
+        other = RequestAccount(self._office, self.grant, self.wire, f"{self.id}-s", [])
+        other.asked, other._share = True, self._share
+        return other
+
     async def usage(self, since: float) -> list[dict[str, Any]]:
         """Returns what the tenant has used by hours since a time. With an operator's key: what all have."""
         operator = self.grant.key is not None and self.grant.key.admin
