@@ -41,6 +41,7 @@ def main() -> None:
         seqlen=len(windows[0]),
         nsamples=len(windows),
         device_map="cpu",
+        enable_torch_compile=False,  # compiling takes longer than a small model's steps
     )
     rounder.quantize_and_save(str(args.out), format="auto_round")
     for path in args.out.glob("*/*"):  # it makes a folder in the one that is named
