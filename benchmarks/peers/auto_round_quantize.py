@@ -28,6 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     windows = json.loads(args.windows.read_text())
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+    model.generation_config.do_sample = True  # else transformers refuses to save a temperature
     began = time.perf_counter()
     rounder = AutoRound(
         model,
