@@ -28,6 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     windows = json.loads(args.windows.read_text())
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+    model.generation_config.do_sample = True  # else transformers refuses to save a temperature
     began = time.perf_counter()
     rounder = AutoRound(
         model,
@@ -41,6 +42,7 @@ def main() -> None:
         seqlen=len(windows[0]),
         nsamples=len(windows),
         device_map="cpu",
+        enable_torch_compile=False,  # compiling takes longer than a small model's steps
     )
     rounder.quantize_and_save(str(args.out), format="auto_round")
     for path in args.out.glob("*/*"):  # it makes a folder in the one that is named

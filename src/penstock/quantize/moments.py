@@ -55,7 +55,8 @@ class Moments:
         if self.drift is None:
             return weights
         factor = self.factor()
-        return weights + weights @ self.drift @ factor.T @ factor
+        change: Tensor = torch.linalg.multi_dot((weights, self.drift, factor.T, factor))  # in the cheapest order
+        return weights + change
 
     def scaled(self, factors: Tensor) -> None:
         """Does what dividing each x by `factors` [columns] would have done."""

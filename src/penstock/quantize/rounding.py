@@ -12,6 +12,7 @@ from penstock.quantize.workers import Workers
 
 Method = Literal["rtn", "mse", "gptq", "gptq-ordered"]
 BLOCK = 128  # columns whose errors are collected before the columns behind them are corrected
+FITTED = 1 << 17  # weights whose grids are searched together
 
 
 class ChosenCodes(NamedTuple):
@@ -46,8 +47,14 @@ def quantize(
 
 def rounded(weights: Tensor, fmt: CodeFormat, importance: Tensor | None, *, search: bool) -> Quantized:
     """Returns the weight with each value rounded to the nearest on its grid."""
-    grid = fmt.fit(weights, importance, search=search)
+    grid = _fitted(weights, fmt, importance, search=search)
     return Quantized(grid.codes(weights), grid)
+
+
+def _fitted(weights: Tensor, fmt: CodeFormat, importance: Tensor | None, *, search: bool) -> Grid:
+    """Returns the grid of whole rows. They are searched some at a time, so that they stay in a processor's cache."""
+    parts = weights.split(max(1, FITTED // weights.shape[1]))
+    return joined_grids([fmt.fit(part, importance, search=search) for part in parts], 0)
 
 
 def gptq(weights: Tensor, fmt: CodeFormat, moments: Moments, *, ordered: bool) -> Quantized:
@@ -67,7 +74,7 @@ def gptq(weights: Tensor, fmt: CodeFormat, moments: Moments, *, ordered: bool) -
     if order is not None:
         left = left[order]
     if ordered or span == columns:
-        fixed = fmt.fit(weights, importance, search=True)
+        fixed = _fitted(weights, fmt, importance, search=True)
     block = BLOCK if fixed is not None or BLOCK % span == 0 else span
     codes, grids = torch.empty(columns, rows), []
     for begin in range(0, columns, block):

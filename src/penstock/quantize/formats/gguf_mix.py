@@ -63,10 +63,7 @@ def file_metadata(path: Path, kind: str) -> dict[str, tuple[int, bytes]]:
     file's header has been checked: penstock.gguf has read it."""
     with path.open("rb") as file:
         _, _, _, count = struct.unpack("<4sIQQ", file.read(24))
-        found: dict[str, tuple[int, bytes]] = {}
-
-        def take(size: int) -> bytes:
-            return file.read(size)
+        found, take = dict[str, tuple[int, bytes]](), file.read
 
         def text() -> bytes:
             size = take(8)

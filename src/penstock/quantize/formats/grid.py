@@ -1,6 +1,6 @@
 """Grids: the values that the codes of a weight stand for, and the search for those with the least error."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -46,12 +46,9 @@ class Grid:
 
     def rows(self, index: Tensor) -> "Grid":
         """Returns the grid of other rows: an index for each."""
-        return self._mapped(lambda tensor: tensor[index])
-
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Grid":
-        zero, minimum = (None if each is None else change(each) for each in (self.zero, self.minimum))
-        parts = {name: change(part) for name, part in self.parts.items()}
-        return replace(self, scale=change(self.scale), zero=zero, minimum=minimum, parts=parts)
+        zero, minimum = (None if each is None else each[index] for each in (self.zero, self.minimum))
+        parts = {name: part[index] for name, part in self.parts.items()}
+        return replace(self, scale=self.scale[index], zero=zero, minimum=minimum, parts=parts)
 
     def _of(self, columns: int, first: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns scale, zero and minimum for each column, or one for all columns where they lie in one group."""
@@ -121,7 +118,8 @@ def search_scales(x: Tensor, importance: Tensor | None, low: int, high: int, rat
             scale = torch.where(largest == 0, 1.0, largest / (low * ratio * sign))
             for last in (*[False] * REFINED, True):
                 codes = (x / scale[..., None]).round_().clamp_(low, high)
-                products, squares = (weighed * codes).sum(-1), _weighed_squares(codes, importance)
+                square = codes.square() if importance is None else codes.square() * importance
+                products, squares = (weighed * codes).sum(-1), square.sum(-1)
                 # sum((x - s c)^2) without the constant sum(x^2)
                 error = scale * (scale * squares - 2 * products)
                 better = error < least
@@ -166,10 +164,6 @@ def search_ranges(
             slope = torch.where(offset > most, bounded, slope) if most < torch.inf else slope
             scale, minimum = slope.clamp_min(TINY), offset.clamp_max(most)
     return best, best_minimum
-
-
-def _weighed_squares(codes: Tensor, importance: Tensor | None) -> Tensor:
-    return codes.square().sum(-1) if importance is None else (codes.square() * importance).sum(-1)
 
 
 def grouped(weights: Tensor, importance: Tensor | None, group: int) -> tuple[Tensor, Tensor | None]:
