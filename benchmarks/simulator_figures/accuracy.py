@@ -201,7 +201,7 @@ def _cases(folder: Path, count: int, runs: int, requests: int) -> list[dict[str,
     fitted = folder / f"{count}-cost.json"
     fitted.write_text(json.dumps(msgspec.to_builtins(FittedEngine(begin.config, begin.capacity, fit(steps), count))))
     fronts = [_front(rounds, load, fitted, count, place) for place, load in enumerate(_fit_loads(rates))]
-    common = {"replicas": count, "rounds": len(rounds), "plans made again": plans}
+    common: dict[str, Any] = {"replicas": count, "rounds": len(rounds), "plans made again": plans}
     common |= {"calm": [one.calm for one in rounds], "seconds": round(max(one.seconds for one in rounds))}
     cases = []
     for share in SHARES:
