@@ -191,16 +191,17 @@ def _cases(folder: Path, count: int, runs: int, requests: int) -> list[dict[str,
     steps: list[MeasuredStep] = []
     plans = 0
     for place, one in zip(places, rounds, strict=True):
-        for i in range(count):
-            events = _events(folder / f"{count}-{place}-{i}.events")
-            plans += len(replay(events))  # raises if a plan differs from the log's
-            steps += measured_steps(_first(events, one.fitted_requests))
-            begin = events[0]
+        logs = [_events(folder / f"{count}-{place}-{i}.events") for i in range(count)]
+        plans += sum(len(replay(events)) for events in logs)  # raises if a plan differs from the log's
+        began = min(_added(events)[_warmed(one, count)].now for events in logs)
+        first = measured_steps(*(_first(events, one.fitted_requests) for events in logs))
+        steps += [step for step in first if step.ended - step.seconds >= began]
+        begin = logs[0][0]
     assert isinstance(begin, Started)
     fitted = folder / f"{count}-cost.json"
-    fitted.write_text(json.dumps(msgspec.to_builtins(FittedEngine(begin.config, begin.capacity, fit(steps)))))
+    fitted.write_text(json.dumps(msgspec.to_builtins(FittedEngine(begin.config, begin.capacity, fit(steps), count))))
     fronts = [_front(rounds, load, fitted, count, place) for place, load in enumerate(_fit_loads(rates))]
-    common = {"replicas": count, "rounds": len(rounds), "plans made again": plans}
+    common: dict[str, Any] = {"replicas": count, "rounds": len(rounds), "plans made again": plans}
     common |= {"calm": [one.calm for one in rounds], "seconds": round(max(one.seconds for one in rounds))}
     cases = []
     for share in SHARES:
@@ -242,7 +243,7 @@ def _prefix_hits(folder: Path) -> dict[str, int]:
         return {}
     plans = replay(_events(log))
     cost = folder / "prefix-cost.json"
-    cost.write_text(json.dumps(msgspec.to_builtins(FittedEngine.measure(log))))
+    cost.write_text(json.dumps(msgspec.to_builtins(FittedEngine.measure([log]))))
     outcome = _simulation(log, cost, 1, 0.0).run()
     return {
         "plans made again": len(plans),
@@ -255,6 +256,15 @@ def _prefix_hits(folder: Path) -> dict[str, int]:
 def _events(log: Path) -> list[Event]:
     """Returns the events of a log, without a line that was cut off."""
     return list(read_events(line for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")))
+
+
+def _added(events: Sequence[Event]) -> list[Added]:
+    return [event for event in events if isinstance(event, Added)]
+
+
+def _warmed(one: Round, count: int) -> int:
+    """Returns the requests that each server got before the loads to fit to. Its first steps are slow."""
+    return one.fitted_requests - sum(requests for _, requests in FIT_LOADS) // count
 
 
 def _first(events: Sequence[Event], requests: int) -> Sequence[Event]:

@@ -14,6 +14,7 @@ from penstock.schedule import Event, Scheduler, SchedulerConfig
 from penstock.schedule.log import Submitted
 from penstock.simulate.clock import NANO, EventClock
 from penstock.simulate.costs.counter import StepCounter
+from penstock.simulate.costs.fitted import fit, measured_steps
 from penstock.simulate.costs.work import StepLoad
 from penstock.simulate.replica import Machine, SimulatedReplica
 from penstock.simulate.simulation import FOREVER
@@ -126,3 +127,52 @@ def test_it_plans_as_the_engine_does(depth: int, blocks: int) -> None:
     plans = replica_plans(commands, capacity)
     assert len(plans) > REQUESTS
     assert plans == engine_plans(commands, capacity)
+
+
+DELAY = 0.001_234_567
+
+
+def beside_each_other() -> list[list[Event]]:
+    """Two replicas on the same processors, each with requests of its own. Returns their logs."""
+    clock, capacity, beside = EventClock(), Capacity(8, (KVGroup(400),), 1, vocab_size=2**31), {}
+    logs: list[list[Event]] = [[], []]
+    coming: list[tuple[int, int, SimulatedRequest | None]] = []  # when, for which replica; None: it is to step
+    ones = []
+    for place, log in enumerate(logs):
+        queue = RequestQueue(max_num_seqs=6, max_waiting=1000, max_waiting_tokens=10**6, clock=clock)
+        scheduler, cost = Scheduler(LIMITS, capacity, log=log), LinearCost()
+        name = f"r{place}"
+        ones.append(
+            SimulatedReplica(
+                name, "r", "m", "", scheduler, capacity, cost, Machine(), queue, clock, beside=beside, delay=DELAY
+            )
+        )
+        coming += [(at + 137 * place, place, asked) for at, asked, aborted in arrivals(place) if not aborted]
+    coming.sort(key=lambda each: each[:2])
+    due: list[int | None] = [None, None]
+    while coming or any(due):
+        at, place = min([(each[0], each[1]) for each in coming[:1]] + [(d, i) for i, d in enumerate(due) if d])
+        clock.set(at)
+        one = ones[place]
+        if coming and coming[0][:2] == (at, place):
+            asked = coming.pop(0)[2]
+            assert asked is not None
+            one.book(asked, asked.prompt_tokens)
+            one.receive(asked.message())
+            if one.computes:
+                continue
+        due[place] = one.step()
+    return logs
+
+
+def test_each_result_of_a_neighbour_delays_a_step_and_a_fit_finds_by_how_much() -> None:
+    """The results are counted in the logs, after the run."""
+    logs = beside_each_other()
+    steps = measured_steps(*logs)
+    assert max(step.others for step in steps) > 2
+    for step in steps:
+        assert step.seconds == pytest.approx(LinearCost().seconds(step.work) + DELAY * step.others, abs=1e-8)
+    found = fit(steps)
+    assert found.delay == pytest.approx(DELAY, rel=0.01)
+    assert found.seconds(StepLoad(4, 400, 0, 0, 0, 4)) == pytest.approx(0.0064, rel=0.01)
+    assert fit(measured_steps(logs[0])).delay == 0.0, "alone, nothing is known of others"

@@ -45,6 +45,8 @@ class SizedGroup:
     cost: StepCostModel
     price: float  # of a device for an hour
     page_seconds: float = 0.0  # for the KV blocks of a token to come from another replica
+    delay: float = 0.0  # of a step, by each result of a replica on the same processors
+    together: int = 1  # replicas that share processors
 
     @property
     def devices(self) -> int:
@@ -76,7 +78,15 @@ def size_group(spec: ReplicaSpec, prices: PriceBook, folder: Path) -> SizedGroup
     """Sizes a group of replicas. Raises ValueError for what does not exist or fit."""
     if spec.cost:
         fitted = FittedEngine.read(folder / spec.cost)
-        return SizedGroup(spec, fitted.capacity, fitted.limits, fitted.cost, spec.price or 0.0)
+        return SizedGroup(
+            spec,
+            fitted.capacity,
+            fitted.limits,
+            fitted.cost,
+            spec.price or 0.0,
+            delay=fitted.cost.delay,
+            together=fitted.engines,
+        )
     device = find_device(spec.device)
     model = find_spec(spec.model)
     engine = engine_config(spec, device, model.max_position)
@@ -126,12 +136,15 @@ def build(scenario: Scenario, prices: PriceBook, folder: Path) -> Simulation:
     for group, spec in scenario.replicas.items():
         sized = size_group(spec, prices, folder)
         machines = [Machine() for _ in range(spec.machines)]
+        beside: dict[str, SimulatedReplica] = {}
         for number in range(spec.count):
+            if number % sized.together == 0:
+                beside = {}
             name = f"{group}-{number}"
             groups.setdefault(group, []).append(name)
             machine = machines[number % spec.machines] if machines else None
             plans[name] = ReplicaPlan(
-                partial(_make_replica, sized, name, group, machine, clock),
+                partial(_make_replica, sized, name, group, machine, beside, clock),
                 price=sized.price,
                 devices=sized.devices,
                 share=spec.machines / spec.count if spec.machines else 1.0,
@@ -180,7 +193,12 @@ def _expected_load(scenario: Scenario) -> Rate:
 
 
 def _make_replica(
-    sized: SizedGroup, name: str, group: str, machine: Machine | None, clock: EventClock
+    sized: SizedGroup,
+    name: str,
+    group: str,
+    machine: Machine | None,
+    beside: dict[str, SimulatedReplica],
+    clock: EventClock,
 ) -> SimulatedReplica:
     """Returns a replica, empty. Without `machine` it has one of its own."""
     spec, capacity = sized.spec, sized.capacity
@@ -208,4 +226,6 @@ def _make_replica(
         page_seconds=sized.page_seconds,
         step_tokens=sized.limits.max_num_batched_tokens,
         round_trip=spec.round_trip,
+        beside=beside,
+        delay=sized.delay,
     )

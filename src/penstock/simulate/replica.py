@@ -60,9 +60,12 @@ class SimulatedReplica:
         page_seconds: float = 0.0,
         step_tokens: int = 0,
         round_trip: float = 0.0,
+        beside: dict[str, "SimulatedReplica"] | None = None,
+        delay: float = 0.0,
     ) -> None:
         """`page_seconds`: for the KV blocks of a token to come from another replica. `step_tokens`: of a step, at
-        most. `round_trip`: seconds from the router and back."""
+        most. `round_trip`: seconds from the router and back. `beside`: by name, the replicas with which it shares
+        processors; it joins them. Each of their results delays its steps by `delay` seconds."""
         self.name, self.group, self.model, self.region = name, group, model, region
         self.scheduler, self.capacity, self.cost = scheduler, capacity, cost
         self.machine, self.queue, self.clock = machine, queue, clock
@@ -85,6 +88,9 @@ class SimulatedReplica:
         self.all_deltas = False  # `take` gets each delta; else only the first and the last of a sequence
         self.take: Callable[[SimulatedReplica, TokenDelta], None] = lambda replica, delta: None
         self.drop: Callable[[SimulatedReplica, int, DropReason], None] = lambda replica, number, reason: None
+        self._beside, self._delay = {} if beside is None else beside, round(delay * NANO)
+        self._beside[name] = self
+        self._late = 0  # nanoseconds by which steps in progress take longer than planned
         self._inbox: list[GenerateRequest | str] = []  # new requests, and ids of aborted ones
         self._outstanding: deque[tuple[int, StepResult]] = deque()  # when each result comes
         self._tokens: dict[int, SequenceResult] = {}  # what a sequence samples, always
@@ -158,6 +164,8 @@ class SimulatedReplica:
 
     def step(self) -> int | None:
         """Runs the engine's loop until it waits. Returns until when, in nanoseconds; None: until a request comes."""
+        if self._late:
+            self._extend()
         scheduler, outstanding, clock = self.scheduler, self._outstanding, self.clock
         ns, now, depth = clock.ns, clock.now, self.capacity.depth
         if not outstanding:
@@ -166,7 +174,11 @@ class SimulatedReplica:
             if outstanding and outstanding[0][0] <= ns and not self.stalled:
                 self._step_seconds += now - self._mark
                 self._mark = now
-                for delta in scheduler.apply(outstanding.popleft()[1], now):
+                result = outstanding.popleft()[1]
+                for other in self._beside.values():
+                    if other.computes and other is not self:
+                        other._late += other._delay
+                for delta in scheduler.apply(result, now):
                     if self.all_deltas or delta.finish_reason is not None or not delta.offset:
                         self.take(self, delta)
             if self._inbox:
@@ -184,6 +196,14 @@ class SimulatedReplica:
             return None if self.stalled else outstanding[0][0]
         due = None if self.batches is None else self.batches.due()
         return None if due is None else round(due * NANO)
+
+    def _extend(self) -> None:
+        late, self._late = self._late, 0
+        for place, (end, result) in enumerate(self._outstanding):
+            self._outstanding[place] = end + late, result
+        self.machine.free_at += late
+        self.busy += late
+        self.rows += late * len(self._results)
 
     def _read(self, now: float) -> None:
         """Aborts requests, then adds the new ones: the engine admits requests after it has read all commands."""

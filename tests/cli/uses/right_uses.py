@@ -173,6 +173,7 @@ WITH_SERVER: Sequence[str] = (
     "top {url} --once --interval 0.5 --api-key secret",
     "sleep {url} --admin-key operator",  # ends the log, which the next start of the engine begins anew
     "simulate --fit {log} --json costs.json",
+    "simulate --fit {log} --fit {log} --json costs.json",
     "wake {url} --admin-key operator",
     "reload {url} --admin-key operator --drain-first",
 )

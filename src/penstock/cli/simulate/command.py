@@ -125,12 +125,12 @@ def show_scenario(name: str) -> None:
     print((READY / f"{name}.yaml").read_text(), end="")
 
 
-def fit_log(log: str, json_file: str | None) -> None:
-    """Fits the cost of steps to an event log, and writes it. Raises ValueError for a wrong log."""
+def fit_logs(logs: Sequence[str], json_file: str | None) -> None:
+    """Fits the cost of steps to event logs, and writes it. Raises ValueError for a wrong log."""
     if json_file is None:
         raise ValueError("--fit needs --json FILE, where the cost of steps is written")
     check_file("--json", json_file)
-    fitted = FittedEngine.measure(Path(log))
+    fitted = FittedEngine.measure([Path(log) for log in logs])
     write_file("--json", json_file, json.dumps(msgspec.to_builtins(fitted), indent=1) + "\n")
     print(f"{json_file}: name it as `cost` of replicas in a scenario")
 

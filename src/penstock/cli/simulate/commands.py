@@ -45,9 +45,11 @@ def _simulate(
     ] = None,
     prices: Annotated[str | None, PRICES] = None,
     fit: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="LOG", help="Fit the cost of steps to a log of serve --event-log, and write it to --json."
+            metavar="LOG",
+            help="Fit the cost of steps to a log of serve --event-log, and write it to --json. Repeat it for the logs "
+            "of servers that ran on one machine at the same time.",
         ),
     ] = None,
     json_file: Annotated[str | None, JSON] = None,
@@ -58,7 +60,7 @@ def _simulate(
         int, typer.Option(metavar="N", min=0, max=65535, help="Port of --serve; 0 takes a free one.")
     ] = 8010,
 ) -> None:
-    from penstock.cli.simulate.command import fit_log, list_scenarios, show_scenario, simulate
+    from penstock.cli.simulate.command import fit_logs, list_scenarios, show_scenario, simulate
 
     others = {"--list": list_ready, "--show": show, "--fit": fit, "--json": json_file, "--html": html}
     if serve:
@@ -67,8 +69,8 @@ def _simulate(
         from penstock.cli.simulate.live import serve_page
 
         serve_page(scenario, seed, duration, trace, prices, host, port)
-    elif fit is not None:
-        fit_log(fit, json_file)
+    elif fit:
+        fit_logs(fit, json_file)
     elif list_ready:
         list_scenarios()
     elif scenario is None:

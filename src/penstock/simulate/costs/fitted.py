@@ -1,5 +1,6 @@
 """The time of a step, fitted to measured steps by weighted least squares without negative factors."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,8 @@ class MeasuredStep(msgspec.Struct, frozen=True):
 
     work: StepLoad
     seconds: float
+    ended: float = 0.0
+    others: int = 0  # results that other engines of the machine had meanwhile
 
 
 class FittedCost(msgspec.Struct, frozen=True):
@@ -33,6 +36,9 @@ class FittedCost(msgspec.Struct, frozen=True):
 
     factors: tuple[float, ...]
     stages: int = 1
+    # Seconds for each result that another engine of the machine has during the step: its API process and its client
+    # take them from a processor that computes.
+    delay: float = 0.0
 
     def seconds(self, work: StepLoad) -> float:
         """See StepCostModel."""
@@ -53,14 +59,15 @@ def fit(steps: Sequence[MeasuredStep]) -> FittedCost:
     """
     if len(steps) < LEAST_STEPS:
         raise ValueError(f"{len(steps)} steps were measured: give a log with at least {LEAST_STEPS}")
-    features = np.array([_features(step.work) for step in steps])
+    features = np.array([[*_features(step.work), float(step.others)] for step in steps])
     seconds = np.array([step.seconds for step in steps])
     expected = seconds
     for _ in range(ROUNDS):
         weights = 1.0 / np.sqrt(expected)
         factors = _nonnegative(features * weights[:, None], seconds * weights)
         expected = features @ factors
-    return FittedCost(tuple(float(factor) for factor in factors))
+    *own, delay = factors.tolist()
+    return FittedCost(tuple(own), delay=delay)
 
 
 def _nonnegative(matrix: NDArray[Any], target: NDArray[Any]) -> NDArray[Any]:
@@ -98,27 +105,19 @@ class FittedEngine(msgspec.Struct, frozen=True):
     limits: SchedulerConfig
     capacity: Capacity
     cost: FittedCost
+    engines: int = 1  # that ran on the machine
 
     @classmethod
-    def measure(cls, path: Path) -> Self:
-        """Returns the engine of a log of `penstock serve --event-log`. Raises ValueError for a file that is no such
-        log, or has too few steps."""
+    def measure(cls, paths: Sequence[Path]) -> Self:
+        """Returns the engine of logs of `penstock serve --event-log`: of equal engines that ran on one machine at the
+        same time. Raises ValueError for a file that is no such log, or has too few steps."""
+        logs = [_events(path) for path in paths]
+        begin = logs[0][0]
+        assert isinstance(begin, Started)
         try:
-            lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        except OSError as error:
-            raise ValueError(
-                f"the event log {path} cannot be read: {error.strerror}; give --fit the file of serve --event-log"
-            ) from None
-        events = list(read_events(lines))
-        if not events or not isinstance(events[0], Started):
-            raise ValueError(
-                f"{path} does not begin with an engine's start: give --fit what penstock serve --event-log wrote"
-            )
-        begin = events[0]
-        try:
-            return cls(begin.config, begin.capacity, fit(measured_steps(events)))
+            return cls(begin.config, begin.capacity, fit(measured_steps(*logs)), len(logs))
         except ValueError as error:
-            raise ValueError(f"the event log {path}: {error}") from None
+            raise ValueError(f"the event log {' and '.join(map(str, paths))}: {error}") from None
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -131,9 +130,38 @@ class FittedEngine(msgspec.Struct, frozen=True):
             raise ValueError(f"the cost file {path} is wrong ({error}): make it with penstock simulate --fit") from None
 
 
-def measured_steps(events: Sequence[Event]) -> list[MeasuredStep]:
-    """Returns the steps of a log. A step begins at its plan, or at the result before it if the engine was not idle
-    between, so what the engine does between two steps counts to the second. Raises ReplayMismatch."""
+def _events(path: Path) -> list[Event]:
+    try:
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    except OSError as error:
+        raise ValueError(
+            f"the event log {path} cannot be read: {error.strerror}; give --fit the file of serve --event-log"
+        ) from None
+    events = list(read_events(lines))
+    if not events or not isinstance(events[0], Started):
+        raise ValueError(
+            f"{path} does not begin with an engine's start: give --fit what penstock serve --event-log wrote"
+        )
+    return events
+
+
+def measured_steps(*logs: Sequence[Event]) -> list[MeasuredStep]:
+    """Returns the steps of the logs of engines that ran on one machine at the same time. A step begins at its plan, or
+    at the result before it if the engine was not idle between, so what the engine does between two steps counts to the
+    second. Raises ReplayMismatch."""
+    engines = [_steps(events) for events in logs]
+    ends = sorted(step.ended for steps in engines for step in steps)
+    found = []
+    for steps in engines:
+        own = [step.ended for step in steps]
+        for step in steps:
+            began = step.ended - step.seconds
+            all_results, results = (bisect_right(each, step.ended) - bisect_right(each, began) for each in (ends, own))
+            found.append(msgspec.structs.replace(step, others=all_results - results))
+    return found
+
+
+def _steps(events: Sequence[Event]) -> list[MeasuredStep]:
     plans = replay(events)
     planned, applied, last = [], [], 0.0
     for event in events:
@@ -147,6 +175,6 @@ def measured_steps(events: Sequence[Event]) -> list[MeasuredStep]:
     counter, before, steps = StepCounter(), -1.0, []
     for plan, begin, end in zip(plans, planned, applied, strict=False):
         began = before if begin - before < CONTINUES else begin
-        steps.append(MeasuredStep(counter.count(plan), end - began))
+        steps.append(MeasuredStep(counter.count(plan), end - began, end))
         before = end
     return steps
