@@ -47,9 +47,9 @@ def _recorded(simulation: Simulation) -> list[tuple[int, str, SimulatedRequest]]
     for replica in simulation.replicas.values():
         book = replica.book
 
-        def noted(request: SimulatedRequest, replica: Any = replica, book: Any = book) -> None:
-            sent.append((simulation.clock.ns, replica.name, request))
-            book(request)
+        def noted(request: SimulatedRequest, uncached: int, *, name: str = replica.name, book: Any = book) -> None:
+            sent.append((simulation.clock.ns, name, request))
+            book(request, uncached)
 
         replica.book = noted  # type: ignore[method-assign]
     return sent

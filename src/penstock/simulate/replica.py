@@ -175,11 +175,11 @@ class SimulatedReplica:
                 self._step_seconds += now - self._mark
                 self._mark = now
                 result = outstanding.popleft()[1]
-                for other in self._beside.values():
-                    if other.computes and other is not self:
-                        other._late += other._delay
+                if self._delay:
+                    self._delay_others()
+                all_deltas = self.all_deltas
                 for delta in scheduler.apply(result, now):
-                    if self.all_deltas or delta.finish_reason is not None or not delta.offset:
+                    if all_deltas or delta.finish_reason is not None or not delta.offset:
                         self.take(self, delta)
             if self._inbox:
                 self._read(now)
@@ -196,6 +196,11 @@ class SimulatedReplica:
             return None if self.stalled else outstanding[0][0]
         due = None if self.batches is None else self.batches.due()
         return None if due is None else round(due * NANO)
+
+    def _delay_others(self) -> None:
+        for other in self._beside.values():
+            if other.computes and other is not self:
+                other._late += other._delay
 
     def _extend(self) -> None:
         late, self._late = self._late, 0
