@@ -3,7 +3,7 @@
 from scripts.document_tables import pages
 
 from penstock.declared.sampling import SAMPLING
-from penstock.messages import NEUTRAL, GivenSampling, SamplingParams
+from penstock.messages import NEUTRAL, GivenSampling, SamplingParams, check_sampling
 
 
 def test_the_pages_have_the_tables() -> None:
@@ -17,4 +17,4 @@ def test_what_requests_give_is_what_the_engine_takes() -> None:
     for name, annotation in GivenSampling.__annotations__.items():
         kind = int if SAMPLING[name].whole else float
         assert SamplingParams.__annotations__[name] is kind and annotation.__origin__ == kind | None
-        assert SAMPLING[name].allows(NEUTRAL[name])
+    check_sampling(SamplingParams(seed=0, max_tokens=1, **NEUTRAL), vocab_size=10, max_logprobs=0)

@@ -129,7 +129,7 @@ async def test_anthropics_client_reads_such_a_stream(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "code"),
-    [("nobody", "model_not_found"), (NAME, "timeout"), (NAME, "empty_summary"), (NAME, "engine_unavailable")],
+    [("nobody", "model_not_found"), (NAME, "deadline_exceeded"), (NAME, "empty_summary"), (NAME, "engine_unavailable")],
 )
 async def test_without_a_summary_the_oldest_turns_go_and_the_answer_says_why(
     make_site: Sites, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, policy: str, code: str
@@ -137,11 +137,11 @@ async def test_without_a_summary_the_oldest_turns_go_and_the_answer_says_why(
     site = make_site(max_model_len=CONTEXT, context_policy=f"summarise:{policy}")
     summarising(site, "" if code == "empty_summary" else GIST)
     plays = site.engine.generate
-    if code == "timeout":
+    if code == "deadline_exceeded":
         monkeypatch.setattr(summary, "MOST_SECONDS", 0.2)
 
     async def generate(request: GenerateRequest, gather: int = 1) -> Any:
-        if asks(site, request) and code == "timeout":
+        if asks(site, request) and code == "deadline_exceeded":
             await asyncio.sleep(PATIENCE)
         site.engine.dies_after = 0 if asks(site, request) and code == "engine_unavailable" else None
         async for delta in plays(request, gather):
@@ -178,7 +178,7 @@ async def test_a_request_keeps_half_of_its_time(site: Site, monkeypatch: pytest.
     monkeypatch.setattr(site.engine, "generate", generate)
     body = {"model": NAME, "messages": conversation(50), "max_tokens": 8}
     answer = await site.http.post("/v1/chat/completions", json=body, headers={"x-request-timeout": "3"})
-    assert answer.status_code == 200 and answer.headers["x-summary-failed"] == "timeout"
+    assert answer.status_code == 200 and answer.headers["x-summary-failed"] == "deadline_exceeded"
     assert 0.5 < waited[0] <= 1.6
 
 
@@ -232,9 +232,9 @@ async def test_summaries_are_bounded_and_failures_end() -> None:
     now = [0.0]
     kept = Summaries(lambda: now[0])
     kept.add(b"first", Summary("text", 1, 10, 20))
-    kept.add(b"failed", Summary(failure="timeout"))
+    kept.add(b"failed", Summary(failure="deadline_exceeded"))
     assert await kept.find(b"first") == Summary("text", 1), "its tokens count for the request that it was written for"
-    assert await kept.find(b"failed") == Summary(failure="timeout")
+    assert await kept.find(b"failed") == Summary(failure="deadline_exceeded")
     now[0] = RETRY_SECONDS
     assert await kept.find(b"failed") is None and await kept.find(b"other") is None
     for number in range(MOST_SUMMARIES - 1):

@@ -61,7 +61,8 @@ async def write_summary(
                 version.leave()
         code = summary.failure
     except Exception as error:
-        failed = APIError(504, "", code="timeout") if isinstance(error, TimeoutError) else as_api_error(error, 1)
+        late = isinstance(error, TimeoutError)
+        failed = APIError(504, "", code="deadline_exceeded") if late else as_api_error(error, 1)
         code = failed.code or str(failed.status)
         known = failed.code != "internal_error"
         _log.warning("a chat gets no summary from %s: %s", name, error or code, exc_info=None if known else error)

@@ -328,8 +328,7 @@ template <int M, int N>
   }
 }
 
-// Sums one span after the other, as integers, and scales each sum. The minimum of the weights' group is added once for
-// the group. Not inlined, since GCC would then keep some sums in memory.
+// Sums span after span as integers, scales each sum, and adds minima once a group. If inlined, GCC puts sums in memory.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                                   const Kept& kept) {
@@ -373,10 +372,9 @@ template <class Dot, int M, int N>
     if (per_group == 1) {
       add_mins<M, N>(mins, factors + 2 * M, totals);
     } else {
-      float offsets[M];
+      float offsets[M] = {};
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
-        offsets[m] = 0;
         for (int64_t back = per_group; --back >= 0;) offsets[m] += factors[(2 - back * 3) * M + m];
       }
       add_mins<M, N>(mins, offsets, totals);
