@@ -193,9 +193,7 @@ def _cases(folder: Path, count: int, runs: int, requests: int) -> list[dict[str,
     for place, one in zip(places, rounds, strict=True):
         logs = [_events(folder / f"{count}-{place}-{i}.events") for i in range(count)]
         plans += sum(len(replay(events)) for events in logs)  # raises if a plan differs from the log's
-        began = min(_added(events)[_warmed(one, count)].now for events in logs)
-        first = measured_steps(*(_first(events, one.fitted_requests) for events in logs))
-        steps += [step for step in first if step.ended - step.seconds >= began]
+        steps += measured_steps(*(_first(events, one.fitted_requests) for events in logs))
         begin = logs[0][0]
     assert isinstance(begin, Started)
     fitted = folder / f"{count}-cost.json"
@@ -256,15 +254,6 @@ def _prefix_hits(folder: Path) -> dict[str, int]:
 def _events(log: Path) -> list[Event]:
     """Returns the events of a log, without a line that was cut off."""
     return list(read_events(line for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")))
-
-
-def _added(events: Sequence[Event]) -> list[Added]:
-    return [event for event in events if isinstance(event, Added)]
-
-
-def _warmed(one: Round, count: int) -> int:
-    """Returns the requests that each server got before the loads to fit to. Its first steps are slow."""
-    return one.fitted_requests - sum(requests for _, requests in FIT_LOADS) // count
 
 
 def _first(events: Sequence[Event], requests: int) -> Sequence[Event]:
