@@ -15,8 +15,10 @@ class EventStream:
 
     def push(self, chunk: bytes) -> list[bytes]:
         """Returns the data of the events that are complete now. Raises ProviderFailed for one that is too large."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        found = []
+        text, found = self._rest + chunk, []
+        if not self._data and b"data:" not in text:  # blank lines and comments: a flood of them costs little
+            text = text[text.rfind(b"\n") + 1 :]
+        *lines, self._rest = text.split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
