@@ -26,16 +26,8 @@ from penstock.declared.settings import ENGINE, SETTINGS
 # Settings of servers that belong to their engine.
 _OF_ENGINES = (
     *("replicas", "api_processes", "manage_models", "watermark", "watermark_key", "max_waiting", "max_waiting_tokens"),
-    *(
-        "scale_down_after",
-        "target_itl",
-        "step_deadline",
-        "sleep_after",
-        "event_log",
-        "kv_disk",
-        "kv_host",
-        "prefill_replicas",
-    ),
+    *("scale_down_after", "target_itl", "step_deadline", "sleep_after", "event_log"),
+    *("kv_disk", "kv_host", "prefill_replicas"),
 )
 GPU_DEPTH = 2  # plans outstanding without speculation: the next one is made while the device computes
 

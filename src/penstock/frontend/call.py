@@ -58,9 +58,12 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
         Raises APIError 404 for an unknown name, APIError 400 for a model that cannot do what the route does, APIError
         503 if there is no room for the model in time, and DeadlineExceeded.
         """
-        version = await self.enter(name)
+        return self.on(await self.enter(name))
+
+    def on(self, version: Version) -> "ModelContext":
+        """Returns the context with the model of a version, which the caller has entered."""
         model = version.model if self.account is None else self.account.on(version.model)
-        return ModelContext(model=model, metrics=version.metrics, **msgspec.structs.asdict(self))
+        return ModelContext(**{**msgspec.structs.asdict(self), "model": model, "metrics": version.metrics})
 
     def compare(self, path: str, name: str | None, body: bytes) -> None:
         """Lets the rollout of a model compare its versions on the request, if it has one."""

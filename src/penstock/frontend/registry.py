@@ -20,7 +20,7 @@ _MOST_SHOWN = 8  # models that are listed in an error
 
 
 class OnDemand(NamedTuple):
-    """What loads a model at its first request."""
+    """Loads models at their first request."""
 
     load: Callable[[str], Awaitable[None]]  # raises APIError
     room: EngineRoom

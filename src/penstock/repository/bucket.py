@@ -212,7 +212,7 @@ class Bucket:
         self._beside[path] = found.tag
 
     def _make_room(self, size: int) -> None:
-        """Makes room for a version: deletes others that nobody uses. Raises SettingsError."""
+        """Deletes versions that nobody uses, until there is room for `size` bytes. Raises SettingsError."""
         with self._room:
             records = [(record.stat().st_mtime, record) for record in self._cache.glob("*/*/.*.sha256")]
             sizes = {record: int(record.read_text().split()[1]) for _, record in records}

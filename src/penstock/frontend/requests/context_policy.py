@@ -33,7 +33,7 @@ _SYSTEM = ("system", "developer")
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What became of the oldest messages of a chat that was too long."""
+    """Says how many of the oldest messages of a chat are missing, or have a summary in their place."""
 
     dropped: int = 0  # messages that are missing from the prompt
     summarised: int = 0  # messages in whose place the prompt has a summary
@@ -167,8 +167,13 @@ async def encode_newest(
     room = ContextRoom(encode, context, wanted)
     if (whole := await room.fitting(messages)) is not None:
         return whole, 0
-    best = await room.newest(shorter(messages, max(context // GROUP_PART, 1)))
-    return (await encode(messages), 0) if best is None else (best[0], len(messages) - len(best[1]))
+    return await _encode_shorter(messages, room, shorter(messages, max(context // GROUP_PART, 1)))
+
+
+async def _encode_shorter(messages: Messages, room: ContextRoom, parts: Sequence[Messages]) -> tuple[Encoded, int]:
+    """As `encode_newest`, for messages that are too many, and their `shorter` parts."""
+    best = await room.newest(parts)
+    return (await room.encode(messages), 0) if best is None else (best[0], len(messages) - len(best[1]))
 
 
 async def encode_summarised(
@@ -206,7 +211,7 @@ async def encode_summarised(
             gone = len(messages) - len(kept)
             dropped = min(summary.dropped, gone)
             return encoded, LeftOut(dropped, gone - dropped, "", *summary[2:4])
-    encoded, dropped = await encode_newest(messages, *room)
+    encoded, dropped = await _encode_shorter(messages, room, small)
     return encoded, LeftOut(dropped, failure=failure)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.answer import Codec
 from penstock.frontend.call import Call, ModelContext, RequestContext
@@ -48,15 +48,9 @@ async def write_summary(
             version = await context.models.enter_within(name, context.session_key, seconds)
             try:
                 check_generates(version.model)
-                model = version.model if account is None else account.on(version.model)
-                fields = {
-                    **msgspec.structs.asdict(context),
-                    "id": f"{context.id}-s",
-                    "account": account,
-                    "unread": None,
-                }
-                fields["limits"] = msgspec.structs.replace(context.limits, context_policy="error")
-                summary = await _answer(ModelContext(**{**fields, "model": model, "metrics": version.metrics}), prepare)
+                limits = replace(context.limits, context_policy="error")
+                own = replace(context, id=f"{context.id}-s", account=account, unread=None, limits=limits)
+                summary = await _answer(own.on(version), prepare)
             finally:
                 version.leave()
         code = summary.failure
@@ -82,5 +76,5 @@ async def _answer(context: ModelContext, prepare: Callable[[ModelContext], Await
             parts = read_parts(made.reader, update, ended=update.finish_reason is not None)
             text += "".join(part.text for part in parts if part.kind == "content")
     used, text = generation.usage, text.strip()
-    dropped = generation.usage.left_out.dropped
-    return Summary(text, dropped, used.prompt_tokens, used.completion_tokens, "" if text else "empty_summary")
+    failure = "" if text else "empty_summary"
+    return Summary(text, used.left_out.dropped, used.prompt_tokens, used.completion_tokens, failure)
