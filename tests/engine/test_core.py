@@ -53,12 +53,12 @@ class ScriptedChannel:
         self.asleep: Callable[[], None] = lambda: None
 
     def receive(self, *, wait: float) -> list[Command | Refused]:
-        if wait:
+        if wait > 0.0:
             self.waits += 1
             self.asleep()
         if self.batches:
             return self.batches.popleft()
-        return [Stop("the script is over")] if wait else []
+        return [Stop("the script is over")] if wait > 0.0 else []
 
     def post(self, step: Step) -> None:
         self.deltas += step.deltas

@@ -98,21 +98,24 @@ class EngineCore:
     def run(self, channel: Channel) -> str:
         """Step until a Stop command. Return its reason. Between steps, block on `channel` until the next one is due.
         While there is no work, check the executor's health once a second."""
-        if self._lease is not None:
+        lease, clock, receive = self._lease, self._clock, channel.receive
+        if lease is not None:
             self._scheduler.limit_steps(0.0)  # so that step times are known when others compete
         wake: float | None = None
         while wake is not None or self.stop_reason is None:
             if wake is not None:
-                wait = wake - self._clock()
-                commands = channel.receive(wait=wait if wait > 0.0 else 0.0)
+                commands = receive(wait=wake - clock())
             else:
-                commands = channel.receive(wait=HEALTH_SECONDS)
+                commands = receive(wait=HEALTH_SECONDS)
                 self._executor.health()
-            if self._lease is not None and (commands or wake is not None):  # else it would seem to compete
-                self._take_turn(self._lease)
+            if lease is None:
+                wake = self.step(commands)
+                continue
+            if commands or wake is not None:  # else it would seem to compete
+                self._take_turn(lease)
             wake = self.step(commands)
-            if self._lease is not None and (wake is None or wake > self._clock()):
-                self._lease.give()
+            if wake is None or wake > clock():
+                lease.give()
         return self.stop_reason
 
     def _take_turn(self, lease: StepLease) -> None:

@@ -67,7 +67,7 @@ class QueueChannel:
     def receive(self, *, wait: float) -> list[Command | Refused]:
         frames = []
         with contextlib.suppress(queue.Empty):
-            if wait:
+            if wait > 0.0:
                 frames.append(self._commands.get(timeout=wait))
             while len(frames) < COMMANDS_AT_ONCE:
                 frames.append(self._commands.get_nowait())

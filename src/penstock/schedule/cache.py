@@ -31,6 +31,7 @@ class KVCache:
         self.windows = tuple(group.window for group in capacity.groups)
         self._limited = [(g, window) for g, window in enumerate(self.windows) if window]
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
+        self.blocks_total = self._totals()  # of each group, that may be allocated at a time
         self.keys = BlockKeys(capacity.block_size, capacity.identity.weights)
         self._shares = capacity.keeps == "blocks"
         self._caching = enable_prefix_caching and self._shares
@@ -153,6 +154,7 @@ class KVCache:
         """Set the limits of the pools, see BlockPool.resize. Sequences for which `exceeds` is true must be freed."""
         for pool, limit in zip(self.pools, limits, strict=True):
             pool.resize(limit)
+        self.blocks_total = self._totals()
 
     def exceeds(self, sequence: Sequence) -> bool:
         """Return whether a sequence has a block that its pool may no longer have."""
@@ -181,10 +183,8 @@ class KVCache:
 
     # -- sizes ------------------------------------------------------------------------------------------------
 
-    @property
-    def blocks_total(self) -> tuple[int, ...]:
-        """The blocks of each group that may be allocated at a time."""
-        return tuple([pool.total for pool in self.pools])
+    def _totals(self) -> tuple[int, ...]:
+        return tuple(pool.total for pool in self.pools)
 
     def span(self, window: Window) -> int:
         """Return how many blocks a window can touch: with fewer, a sequence could not even decode."""

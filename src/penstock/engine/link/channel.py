@@ -12,7 +12,8 @@ class Channel(Protocol):
     """Commands in, steps out. Used by the engine's one thread."""
 
     def receive(self, *, wait: float) -> list[Command | Refused]:
-        """Return a bounded number of commands, oldest first. Blocks up to `wait` seconds while there is none.
+        """Return a bounded number of commands, oldest first. Blocks up to `wait` seconds while there is none, and not
+        at all if `wait` is zero or negative.
 
         A Refused among them is the answer to a command that could not be decoded.
         """

@@ -37,7 +37,7 @@ class SocketChannel:
         self._more = False  # more commands may be in the buffer, which makes no descriptor readable
 
     def receive(self, *, wait: float) -> list[Command | Refused]:
-        if wait and not self._more:
+        if wait > 0.0 and not self._more:
             self._sleep(wait)
         if self._behind:
             self._send_late()
