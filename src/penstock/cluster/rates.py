@@ -15,9 +15,8 @@ class StepRates:
 
     def __init__(self) -> None:
         self._before = EngineStats()
-        self._products = [[0.0] * 3 for _ in range(3)]
-        self._sums = [0.0] * 3
-        self._solution = [0.0] * 3
+        self._sums = (0.0,) * 9  # weighted: six products of two unknowns' factors, three of a factor and the seconds
+        self._solution = (0.0, 0.0, 0.0)
         self.longest = 0.0  # mean seconds of a step between two statistics, the longest lately
 
     @property
@@ -42,27 +41,26 @@ class StepRates:
         if steps <= 0 or seconds <= 0.0 or rows < 0 or prompt < 0:
             return
         self.longest = max(LONGEST_FADES * self.longest, seconds / steps)
-        point = (steps / _SCALE[0], rows / _SCALE[1], prompt / _SCALE[2])
-        weight = 1.0 / (seconds * seconds)  # errors are relative
-        for i in range(3):
-            self._sums[i] = FADES * self._sums[i] + weight * point[i] * seconds
-            for j in range(3):
-                self._products[i][j] = FADES * self._products[i][j] + weight * point[i] * point[j]
+        # Errors are relative, so each factor is divided by the seconds.
+        a, b, c = (steps / _SCALE[0] / seconds, rows / _SCALE[1] / seconds, prompt / _SCALE[2] / seconds)
+        aa, ab, ac, bb, bc, cc, a1, b1, c1 = self._sums
+        self._sums = (
+            *(FADES * aa + a * a, FADES * ab + a * b, FADES * ac + a * c),
+            *(FADES * bb + b * b, FADES * bc + b * c, FADES * cc + c * c),
+            *(FADES * a1 + a, FADES * b1 + b, FADES * c1 + c),
+        )
         self._solve()
 
     def _solve(self) -> None:
-        ridge = PRIOR * sum(self._products[i][i] for i in range(3)) / 3
-        rows = [
-            [self._products[i][j] + (ridge if i == j else 0.0) for j in range(3)]
-            + [self._sums[i] + ridge * self._solution[i]]
-            for i in range(3)
-        ]
-        for i in range(3):  # Gaussian elimination: the matrix is positive definite
-            for j in range(i + 1, 3):
-                factor = rows[j][i] / rows[i][i]
-                for k in range(i, 4):
-                    rows[j][k] -= factor * rows[i][k]
-        found = [0.0] * 3
-        for i in (2, 1, 0):
-            found[i] = (rows[i][3] - sum(rows[i][j] * found[j] for j in range(i + 1, 3))) / rows[i][i]
-        self._solution = [max(value, 0.0) for value in found]
+        """Gaussian elimination, written out: the matrix is symmetric and positive definite."""
+        aa, ab, ac, bb, bc, cc, a1, b1, c1 = self._sums
+        x, y, z = self._solution
+        ridge = PRIOR * (aa + bb + cc) / 3
+        aa, a1 = aa + ridge, a1 + ridge * x
+        b_by_a, c_by_a = ab / aa, ac / aa
+        bb, bc, b1 = bb + ridge - b_by_a * ab, bc - b_by_a * ac, b1 + ridge * y - b_by_a * a1
+        c_by_b = bc / bb
+        z = (c1 + ridge * z - c_by_a * a1 - c_by_b * b1) / (cc + ridge - c_by_a * ac - c_by_b * bc)
+        y = (b1 - bc * z) / bb
+        x = (a1 - ab * y - ac * z) / aa
+        self._solution = (max(x, 0.0), max(y, 0.0), max(z, 0.0))

@@ -234,7 +234,7 @@ class EngineCore:
                 out.stats = self._posted = stats
             if self._watched and (changes := self._scheduler.block_changes()) is not None:
                 out.blocks.append(changes)
-        if out.stats or out.deltas or out.rejected or out.aborted or out.replies or out.blocks:
+        if out.deltas or out.stats or out.rejected or out.aborted or out.replies or out.blocks:
             self._post(out)
             self._out = Step()
 

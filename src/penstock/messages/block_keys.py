@@ -13,6 +13,8 @@ from hashlib import sha256
 
 import msgspec
 
+TOKEN_BYTES = 4  # of a packed id
+
 
 class BlockKeys:
     """Computes the keys for one block size and one model."""
@@ -21,7 +23,6 @@ class BlockKeys:
         """`weights` is the digest in `Identity.weights`."""
         self._block_size = block_size
         self._weights = weights
-        self._pack = struct.Struct(f"<{block_size}I").pack
 
     def root(self, salt: str) -> bytes:
         """Return the root of the chain for requests with this salt."""
@@ -30,7 +31,18 @@ class BlockKeys:
     def extend(self, keys: list[bytes], root: bytes, tokens: Sequence[int], count: int) -> None:
         """Append to `keys` until it has `count` keys. `tokens` must have count * block_size ids in 0 .. 2**32 - 1."""
         size = self._block_size
+        self.extend_packed(keys, root, packed(tokens[len(keys) * size : count * size]))
+
+    def extend_packed(self, keys: list[bytes], root: bytes, tokens: bytes) -> None:
+        """Append the keys of the blocks that follow. `tokens` are theirs, as `packed` makes them; those of a last block
+        that is not full are left out."""
+        size = self._block_size * TOKEN_BYTES
         key = keys[-1] if keys else root
-        for start in range(len(keys) * size, count * size, size):
-            key = sha256(key + self._pack(*tokens[start : start + size])).digest()
+        for end in range(size, len(tokens) + 1, size):
+            key = sha256(key + tokens[end - size : end]).digest()
             keys.append(key)
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Return token ids as little-endian words."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)

@@ -42,7 +42,8 @@ def check_sampling(params: SamplingParams, vocab_size: int, max_logprobs: int) -
     for param, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if k is not None and not 0 <= k <= max_logprobs:
             raise _invalid(param, k, f"from 0 to {max_logprobs}", "ask for fewer or raise the server's --max-logprobs")
-    _check_token_ids(params, vocab_size)
+    if params.logit_bias or params.stop_token_ids:
+        _check_token_ids(params, vocab_size)
 
 
 def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -132,7 +132,8 @@ class Planner:
                 self._extend(sequence, step.budget - decodes - later, step)
                 others += 1
         decodes = len(running) - others
-        step.take(decodes)
+        step.budget -= decodes
+        step.computed += decodes
         step.decodes += decodes
 
     def _continue_known(self, step: StepBuilder, outstanding: int) -> None:

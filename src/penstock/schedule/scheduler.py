@@ -151,8 +151,10 @@ class Scheduler:
             return None
         if self._learns:
             self._sizes.append(StepSize.of(step))
-        plan, outstanding = step.seal(self._next_plan, tuple(self._planner.gone), now)
-        self._planner.gone.clear()
+        gone = self._planner.gone
+        plan, outstanding = step.seal(self._next_plan, tuple(gone), now)
+        if gone:
+            gone.clear()
         self._next_plan += 1
         self._outstanding.append(outstanding)
         self._cache.submitted(plan.plan_id)
@@ -173,7 +175,9 @@ class Scheduler:
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
-        step.check_result(result)
+        if result.plan_id != step.plan_id or len(result.results) != len(step.work):
+            answers, due = f"{len(result.results)} results", f"{len(step.work)} for plan {step.plan_id}"
+            raise ValueError(f"plan {result.plan_id} is answered with {answers}; due are {due}")
         if self._log is not None:
             self._log.append(events.Applied(result, now))
         self._outstanding.popleft()

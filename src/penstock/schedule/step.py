@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, StepResult, Work
+from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, Work
 from penstock.schedule.sequence import Phase, Sequence
 
 
@@ -16,14 +16,6 @@ class Outstanding(msgspec.Struct, frozen=True):
     num_tokens: int  # that the work computes
     decodes: int  # units that continue an output by one token, drafts aside
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
-
-    def check_result(self, result: StepResult) -> None:
-        """Raise ValueError when `result` is not one of this plan. `check` compares its units."""
-        if result.plan_id != self.plan_id or len(result.results) != len(self.work):
-            raise ValueError(
-                f"plan {result.plan_id} is answered with {len(result.results)} results; due are {len(self.work)} for "
-                f"plan {self.plan_id}"
-            )
 
     @staticmethod
     def check(work: Work, answer: SequenceResult) -> None:
@@ -53,11 +45,6 @@ class StepBuilder(msgspec.Struct):
     copies: list[BlockCopy] = []
     tails: list[tuple[int, ...]] = []
 
-    def take(self, tokens: int) -> None:
-        """Count tokens that the work computes."""
-        self.budget -= tokens
-        self.computed += tokens
-
     def introduce(self, sequence: Sequence) -> None:
         """Add a sequence that is new to the executor."""
         self.new.append(
@@ -80,7 +67,8 @@ class StepBuilder(msgspec.Struct):
         sample = end == sequence.expected
         self.work.append(sequence.decode if sample and count == 1 else Work(sequence.id, count, sample))
         self.sequences.append(sequence)
-        self.take(count)
+        self.budget -= count
+        self.computed += count
         sequence.planned = end
         if sample:
             sequence.expected = end + 1

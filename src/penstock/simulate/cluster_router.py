@@ -23,9 +23,10 @@ class _KnownReplica:
 
     def __init__(self, replica: SimulatedReplica) -> None:
         self.replica = replica
+        self.kv_tokens = replica.kv_tokens
         self.rates = StepRates()
         self.stats = EngineStats()
-        self.stats_at = 0.0
+        self.stats_at = self.kv_usage = 0.0
         self.sent: deque[tuple[float, int]] = deque()  # when requests were sent, and their numbers
         self.recent, self.recent_at = 0.0, 0.0
 
@@ -40,7 +41,7 @@ class _KnownReplica:
         stats = self.replica.seen
         new = stats is not self.stats
         if new:
-            self.stats, self.stats_at = stats, now
+            self.stats, self.stats_at, self.kv_usage = stats, now, stats.kv_usage
             self.rates.observe(stats)
         while self.sent and self.sent[0][0] < self.stats_at - STATS_SECONDS:
             self.sent.popleft()
@@ -52,6 +53,7 @@ class _KnownReplica:
     def view(self, now: float) -> ReplicaView:
         replica, stats, rates = self.replica, self.stats, self.rates
         booked = [replica.uncached[number] for _, number in self.sent if number in replica.uncached]
+        tokens = sum(booked)
         return ReplicaView(
             name=replica.name,
             role=replica.role,
@@ -59,17 +61,17 @@ class _KnownReplica:
             round_trip=replica.round_trip,
             max_num_seqs=replica.slots,
             max_model_len=2**31,
-            kv_tokens=replica.kv_tokens,
+            kv_tokens=self.kv_tokens,
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=replica.prefilling - sum(booked),
-            kv_usage=stats.kv_usage,
+            backlog_tokens=replica.prefilling - tokens,
+            kv_usage=self.kv_usage,
             prefill_seconds=rates.prefill_seconds,
             step_seconds=rates.step_seconds,
             row_seconds=rates.row_seconds,
             request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
             booked_requests=len(booked),
-            booked_tokens=sum(booked),
+            booked_tokens=tokens,
             recent_tokens=self.faded(now),
         )
 
@@ -112,7 +114,7 @@ class ClusterRouter:
             self._chains[weights] = chain, chain.root("")
         chain, root = self._chains[weights]
         keys: list[bytes] = []
-        chain.extend(keys, root, request.prompt_ids, request.prompt_tokens // size)
+        chain.extend_packed(keys, root, request.packed_prompt)
         return keys
 
     def _view(self, replica: SimulatedReplica, now: float) -> ReplicaView:

@@ -1,7 +1,9 @@
 """One heap of events in integer nanoseconds: requests come, replicas step, faults strike."""
 
+import gc
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
@@ -19,6 +21,7 @@ LOOK_SECONDS = 1.0  # until a request that finds no replica looks again
 HOLD_SECONDS = 60.0  # for which it does, before it fails
 SAMPLES = 240  # over the duration
 TICK_SECONDS = 15.0  # between samples, if the duration is not known
+COLLECTION_OBJECTS = 100_000  # new ones, until Python looks for cycles among them
 FOREVER = 2**62  # nanoseconds: a century and a half
 
 Handler = Callable[..., None]
@@ -90,6 +93,12 @@ class Simulation:
 
     def run(self, progress: Callable[[float], None] = lambda seconds: None) -> Outcome:
         """Runs until everything has ended. `progress` gets the virtual time now and then."""
+        with _few_collections():
+            self._run(progress)
+        self._finish()
+        return self.outcome
+
+    def _run(self, progress: Callable[[float], None]) -> None:
         for traffic in self._traffics.values():
             self._next_arrival(traffic.requests())
         self.at(self._tick, self._sample)
@@ -104,8 +113,6 @@ class Simulation:
             events += 1
             if not events & 0x3FFF:
                 progress(clock.now)
-        self._finish()
-        return self.outcome
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -379,3 +386,15 @@ class Simulation:
             self._pay(name)
             self._count(replica)
         self.outcome.totals.seconds = self.clock.now
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Lets Python look for cycles of objects seldom: a simulation makes many objects, few of them in cycles, and each
+    look costs more the more requests there are."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECTION_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

@@ -212,12 +212,8 @@ class ChatCodec:
         event = b""
         if update.text or update.logprobs:
             logprobs = b"null" if self._k is None else orjson.dumps(self._logprobs(update.logprobs))
-            event = b"".join(
-                (
-                    *(head, b'"content":', orjson.dumps(update.text), b'},"logprobs":', logprobs),
-                    *(b',"finish_reason":null', tail),
-                )
-            )
+            text = orjson.dumps(update.text)
+            event = b"".join((head, b'"content":', text, b'},"logprobs":', logprobs, b',"finish_reason":null', tail))
         if update.finish_reason is not None:
             reason = orjson.dumps(update.finish_reason)
             event += b"".join((head, b'},"logprobs":null,"finish_reason":', reason, tail))

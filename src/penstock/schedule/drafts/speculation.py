@@ -168,7 +168,8 @@ class Speculation:
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
         step.work[place] = Work(sequence.id, 1 + count, True, ids)
-        step.take(count)
+        step.budget -= count
+        step.computed += count
         sequence.planned = end
         sequence.expected += count
         self._kinds[sequence.id] = candidate.kind

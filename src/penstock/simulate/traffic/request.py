@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, groupby, repeat
+from itertools import groupby
 from typing import NamedTuple
 
 from penstock.messages import GenerateRequest, SamplingParams, TenantShare
+from penstock.messages.block_keys import packed
 from penstock.simulate.clock import NANO
 
 FIRST_TOKEN = 1000  # ids below are left out, as in `bench`: they are often special tokens
@@ -71,10 +72,15 @@ class SimulatedRequest:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt's tokens. The router and the engine share them."""
+        """The prompt's tokens."""
         if not self._prompt_ids:
             self._prompt_ids = expand(self.prompt)
         return self._prompt_ids
+
+    @property
+    def packed_prompt(self) -> bytes:
+        """The prompt as `BlockKeys.extend_packed` takes it. Equal tokens are packed once."""
+        return b"".join([packed((run.token,)) * run.length for run in self.prompt])
 
     def message(self, sent: int = 0) -> GenerateRequest:
         """Returns the engine's request. `sent` output tokens were sent already, by another replica."""
@@ -95,7 +101,10 @@ class SimulatedRequest:
 
 def expand(runs: Runs) -> tuple[int, ...]:
     """Returns the token ids of runs."""
-    return tuple(chain.from_iterable([repeat(token, count) for token, count in runs]))
+    ids: list[int] = []
+    for token, count in runs:
+        ids += [token] * count
+    return tuple(ids)
 
 
 def runs_of(ids: Iterable[int]) -> Runs:
