@@ -84,6 +84,18 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def routed_experts(keys: GgufKeys, shared: int) -> dict[str, Any]:
+    """The experts of which the router scales the output. `shared` experts see every token if the file does not say."""
+    return {
+        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.integer("expert_shared_count", shared, least=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
 def granite_multipliers(keys: GgufKeys) -> dict[str, float]:
     return {
         "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
@@ -147,13 +159,8 @@ def _nemotron_h(keys: GgufKeys) -> dict[str, Any]:
     keys.refuse("expert_gating_func", "Nemotron's experts are chosen by sigmoid", SIGMOID)
     return {
         **config,
-        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        **routed_experts(keys, shared=1),
         "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
-        "n_shared_experts": keys.integer("expert_shared_count", 1, least=0),
-        "norm_topk_prob": keys.flag("expert_weights_norm"),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "n_group": keys.integer("expert_group_count", 1),
         "topk_group": keys.integer("expert_group_used_count", 1),
         "moe_latent_size": keys.integer("moe_latent_size", 0, least=0),
