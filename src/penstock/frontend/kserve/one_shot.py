@@ -57,9 +57,6 @@ class InferBody(msgspec.Struct):
     outputs: list[OutputField] | None = None
 
 
-_decoder = msgspec.json.Decoder(InferBody)
-
-
 async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Answer:
     """Answers a request. Raises APIError that names the tensor."""
     length = first_value(context.headers, HEADER_LENGTH)
@@ -67,7 +64,7 @@ async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Ans
         fields, request = InferBody(inputs=[], parameters={"binary_data_output": True}), _raw(body, model)
     else:
         split = len(body) if length is None else _length(length, len(body))
-        fields = decode(_decoder, body[:split])
+        fields = decode(InferBody, body[:split])
         request = _request(fields, memoryview(body)[split:], context, binary=length is not None)
     try:
         result = await model.infer(request)
@@ -81,7 +78,7 @@ async def infer_stream(body: bytes, context: RequestContext, model: TensorModel)
 
     Raises APIError that names the tensor.
     """
-    fields = decode(_decoder, body)
+    fields = decode(InferBody, body)
     results = model.stream(_request(fields, memoryview(b""), context, binary=False))
     for output in fields.outputs or ():
         if shared_part(context.models.memory, output.parameters) is not None:

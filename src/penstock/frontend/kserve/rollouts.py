@@ -34,10 +34,6 @@ class FeedbackFields(msgspec.Struct, forbid_unknown_fields=True):
     label: int | list[float]
 
 
-_rollout = msgspec.json.Decoder(RolloutFields)
-_feedback = msgspec.json.Decoder(FeedbackFields)
-
-
 async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
     """The last rollout of each model."""
     return orjson.dumps({"rollouts": await _rollouts_of(context.models.tensors).show()})
@@ -45,7 +41,7 @@ async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
 
 async def change_rollout(body: bytes, context: RequestContext) -> Answer:
     """Begins or changes a rollout. Raises APIError 400, 403 and 404."""
-    fields, name = decode(_rollout, body), context.path["model"]
+    fields, name = decode(RolloutFields, body), context.path["model"]
     rollouts = _rollouts_of(repository_of(context))
     given = {
         each: value
@@ -66,7 +62,7 @@ async def change_rollout(body: bytes, context: RequestContext) -> Answer:
 
 async def give_feedback(body: bytes, context: RequestContext) -> bytes:
     """Whether the label is used: the request was compared, and its rollout runs. Raises APIError 400 and 404."""
-    fields = decode(_feedback, body)
+    fields = decode(FeedbackFields, body)
     label: Any = fields.label
     used = await _rollouts_of(context.models.tensors).label(fields.model, fields.request_id, label)
     return orjson.dumps({"used": used})

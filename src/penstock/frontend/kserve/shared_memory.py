@@ -37,9 +37,6 @@ class RegionFields(msgspec.Struct):
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
 
 
-_decoder = msgspec.json.Decoder(RegionFields)
-
-
 class _Region:
     """A registered region, whose file is open until `close`."""
 
@@ -195,7 +192,7 @@ async def show_memory(body: bytes, context: RequestContext) -> bytes:
 
 async def register_memory(body: bytes, context: RequestContext) -> Answer:
     """Registers a region. Raises APIError 400 and 403."""
-    memory, fields = _memory(context), decode(_decoder, body)
+    memory, fields = _memory(context), decode(RegionFields, body)
     if memory is None:
         raise invalid(
             _OFF

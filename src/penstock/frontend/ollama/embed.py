@@ -46,14 +46,10 @@ class EmbeddingsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     options: Any = None
 
 
-_embed = msgspec.json.Decoder(EmbedFields)
-_embeddings = msgspec.json.Decoder(EmbeddingsFields)
-
-
 async def embed(body: bytes, context: RequestContext) -> bytes:
     """The vectors of texts, of length 1; none for a request without texts, which means: load the model. Raises APIError
     400 or 404 that names the parameter."""
-    fields = decode(_embed, body)
+    fields = decode(EmbedFields, body)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     context = await enter_model(context, fields.model, fields.keep_alive)
     pooling = _pooling(context)
@@ -76,7 +72,7 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """The vector of a text, as the model gives it; an empty one without a text. Raises APIError 400 or 404 that names
     the parameter."""
-    fields = decode(_embeddings, body)
+    fields = decode(EmbeddingsFields, body)
     context = await enter_model(context, fields.model, fields.keep_alive)
     pooling = _pooling(context)
     if not fields.prompt:

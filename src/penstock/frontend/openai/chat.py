@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
@@ -40,12 +39,10 @@ from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ReplyReader
 from penstock.frontend.requests.sampling import check_logprobs
 
-_decoder = msgspec.json.Decoder(ChatFields)
-
 
 async def read_chat(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ChatFields, body)
     context = await context.for_model(fields.model)
     context.compare("/v1/chat/completions", fields.model, body)
     options = read_options(fields, context.limits)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-import msgspec
 import orjson
 from msgspec.structs import replace
 
@@ -32,12 +31,11 @@ from penstock.text import OutputText
 
 _LARGE = 64 << 10  # bytes
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
-_decoder = msgspec.json.Decoder(CompletionFields)
 
 
 async def read_completion(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(CompletionFields, body)
     context = await context.for_model(fields.model)
     context.compare("/v1/completions", fields.model, body)
     options = read_options(fields, context.limits)

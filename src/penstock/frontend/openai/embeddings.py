@@ -49,12 +49,9 @@ class EmbeddingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-_decoder = msgspec.json.Decoder(EmbeddingFields)
-
-
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(EmbeddingFields, body)
     context = await context.for_model(fields.model)
     pooling = pooling_of(context)
     if pooling.task != "embed":

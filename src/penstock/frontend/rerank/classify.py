@@ -34,12 +34,9 @@ class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None  # seconds
 
 
-_decoder = msgspec.json.Decoder(ClassifyFields)
-
-
 async def classify(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ClassifyFields, body)
     context = await context.for_model(fields.model)
     pooling = pooling_of(context)
     if pooling.task != "classify":
