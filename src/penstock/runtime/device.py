@@ -85,17 +85,15 @@ class DevicePage:
 
 
 class Parts(NamedTuple):
-    """A step that was launched as two jobs."""
+    """A Pending step that was launched as two jobs."""
 
     begun: Pending
     rest: Pending
 
     def ready(self) -> bool:
-        """See Pending."""
         return self.begun.ready() and self.rest.ready()
 
     def wait(self) -> StepOutputs:
-        """See Pending."""
         return self.begun.wait().joined(self.rest.wait())
 
 

@@ -36,7 +36,6 @@ class JobThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
-        """See Jobs."""
         self._jobs.put(partial(_run, work, done))
 
     def close(self, seconds: float) -> None:
