@@ -68,7 +68,7 @@ class Graph:
 
 
 class SwitchNode:
-    """A PipelineNode. Rows for which an expression is true go to one graph, the others to another; then they are joined."""
+    """A PipelineNode. Rows for which an expression is true go to one graph, the others to another: both are joined."""
 
     def __init__(self, step: PipelineStep, find: nodes.Find, *, has_rows: bool) -> None:
         """Raises LoadFailed."""
