@@ -5,12 +5,11 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
@@ -179,10 +178,7 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
     return "max_completion_tokens", fields.max_completion_tokens
 
 
-class ChatCodec:
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
-
+class ChatCodec(Codec):
     def __init__(self, context: ModelContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None) -> None:
         """`reader` divides the text; without it, all text is content."""
         self._reader = reader

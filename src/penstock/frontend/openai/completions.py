@@ -8,12 +8,11 @@ from typing import Any, cast
 import orjson
 from msgspec.structs import replace
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
@@ -169,10 +168,7 @@ class _Echo:
         self.offsets = chunk.offsets
 
 
-class CompletionCodec:
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
-
+class CompletionCodec(Codec):
     def __init__(
         self,
         context: ModelContext,
@@ -192,9 +188,6 @@ class CompletionCodec:
         event_fields = {"id": f"cmpl-{context.id}", "object": "text_completion", **served_fields(context)}
         self._frame = EventFrame(event_fields, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"text":' for index in range(len(parts) * self._n)]
-
-    def opening(self, usage: Usage) -> bytes:
-        return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         index, text = update.choice, update.text
