@@ -13,6 +13,7 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
+NO_REPOSITORY = "this server has no repository of models: start it with --repository DIR"
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
 
 

@@ -24,7 +24,7 @@ from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorM
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the binary data
 _BINARY = b"application/octet-stream"
-_MAX_TENSORS = 1024  # inputs or outputs of a request
+_MAX_TENSORS = 1024  # inputs, outputs or parameters of a request
 _MICROSECONDS = 1e6
 _OF_STREAMS = MappingProxyType(
     {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -122,6 +122,13 @@ def has_rows(model: TensorModel) -> bool:
     return bool(model.config().get("max_batch_size"))
 
 
+def check_counts(**counts: int) -> None:
+    """Raises APIError 400 if a request has too many of something."""
+    for name, many in counts.items():
+        if many > _MAX_TENSORS:
+            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+
+
 def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
     """Returns the priority, and the timeout in seconds. Raises APIError 400."""
     if parameters.get("sequence_id"):
@@ -141,9 +148,7 @@ def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
 
 def _request(fields: InferBody, rest: memoryview, context: RequestContext, *, binary: bool) -> InferRequest:
     outputs, memory = fields.outputs or [], context.models.memory
-    for name, many in (("inputs", len(fields.inputs)), ("outputs", len(outputs))):
-        if many > _MAX_TENSORS:
-            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+    check_counts(inputs=len(fields.inputs), outputs=len(outputs))
     for output in outputs:
         shared_part(memory, output.parameters)  # raises before the model runs
     priority, timeout = queue_parameters(fields.parameters)

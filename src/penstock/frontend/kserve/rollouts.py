@@ -9,7 +9,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.generate import repository_of
+from penstock.frontend.kserve.generate import NO_REPOSITORY, repository_of
 from penstock.messages.tensors import LoadFailed, Rollouts, TensorModels
 
 _MAX_TEXT = msgspec.Meta(min_length=1, max_length=256)
@@ -43,11 +43,8 @@ async def change_rollout(body: bytes, context: RequestContext) -> Answer:
     """Begins or changes a rollout. Raises APIError 400, 403 and 404."""
     fields, name = decode(RolloutFields, body), context.path["model"]
     rollouts = _rollouts_of(repository_of(context))
-    given = {
-        each: value
-        for each in ("plan", "hold", "patience", "tolerances")
-        if (value := getattr(fields, each)) is not None
-    }
+    rules = {each: getattr(fields, each) for each in ("plan", "hold", "patience", "tolerances")}
+    given = {each: value for each, value in rules.items() if value is not None}
     try:
         if fields.action != "start":
             await rollouts.steer(name, fields.action)
@@ -70,5 +67,5 @@ async def give_feedback(body: bytes, context: RequestContext) -> bytes:
 
 def _rollouts_of(models: TensorModels | None) -> Rollouts:
     if models is None:
-        raise APIError(404, "this server has no repository of models: start it with --repository DIR")
+        raise APIError(404, NO_REPOSITORY)
     return models.rollouts

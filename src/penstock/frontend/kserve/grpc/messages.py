@@ -151,3 +151,9 @@ def _fields(text: str) -> Iterator[Any]:
 
 
 MESSAGES = _make()
+
+
+def encode(message: Any) -> bytes:
+    """Returns the bytes of a message."""
+    encoded: bytes = message.SerializeToString()
+    return encoded
