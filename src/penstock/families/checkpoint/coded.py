@@ -92,11 +92,11 @@ def is_head(module: str) -> bool:
     return module.rpartition(".")[2] in HEADS and not in_layers(module)
 
 
-def group_size(fields: HFConfig, multiple: int, name: str = "group_size") -> int:
+def group_size(fields: HFConfig, multiple: int) -> int:
     """The values of a row that share a scale; 0: all of them do. Raises UnsupportedModel."""
-    size = fields.integer(name, -1, least=-1)
+    size = fields.integer("group_size", -1, least=-1)
     if size == 0 or (size > 0 and size % multiple):
-        raise fields.unsupported(name, size, f"multiples of {multiple}, or -1 for whole rows")
+        raise fields.unsupported("group_size", size, f"multiples of {multiple}, or -1 for whole rows")
     return max(size, 0)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -51,11 +51,11 @@ class ModelProcess:
     """A child process with models. When it ends, its batches end with an error, a new process starts, and loads the
     models again. Used from one event loop."""
 
-    def __init__(self, kind: str, arena_bytes: int = ARENA_BYTES, command: Sequence[str] = CHILD) -> None:
+    def __init__(self, kind: str) -> None:
         """`kind` is the framework: onnx or torch."""
-        self.arena = TensorArena(arena_bytes)
+        self.arena = TensorArena(ARENA_BYTES)
         self.on_free: Callable[[], None] = lambda: None  # called when batches may run that could not
-        self._command = (*command, kind)
+        self._command = (*CHILD, kind)
         self._numbers = 0
         self._models: dict[int, wire.LoadModel] = {}  # that are loaded
         self._ready: set[int] = set()  # of these, those that the current process has
