@@ -78,7 +78,6 @@ class Codec(Protocol):
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         """An update as events, or nothing if the wire does not send it. `usage` holds the counts so far."""
-        ...
 
     def closing(self, usage: Usage) -> bytes:
         """The bytes that end a stream."""
@@ -86,11 +85,9 @@ class Codec(Protocol):
 
     def failure(self, error: APIError) -> bytes:
         """The bytes that end a stream that failed after it began."""
-        ...
 
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         """The whole answer, with the choices in order."""
-        ...
 
 
 # Stores a complete answer. Takes the bytes that end it, and returns those to send: they may say that it is not stored.

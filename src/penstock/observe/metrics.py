@@ -42,11 +42,9 @@ class CountedSeries(Protocol):
     def collect(self) -> Iterator[Metric]: ...
     def counts(self) -> Counts:
         """Returns the counts, and as `now` what holds only while the process runs."""
-        ...
 
     def load(self, counts: Counts) -> None:
         """Takes what `counts` returned, or the sum of several."""
-        ...
 
 
 class Metrics:

@@ -69,11 +69,9 @@ class Runner(Protocol):
 
         Raises as `TensorModel.infer`.
         """
-        ...
 
     async def close(self) -> None:
         """Frees its memory."""
-        ...
 
 
 class OneShotModel:

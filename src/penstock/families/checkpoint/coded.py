@@ -29,12 +29,10 @@ class MatrixLayout(RowDecoder, Protocol):
 
     def format(self, columns: int) -> WeightFormat | None:
         """The format that holds the codes of rows of so many columns: see Scheme.stored."""
-        ...
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         """Removes the tensors of the matrix `name` from `found` and returns them as one, or None if it is stored in
         another way. Raises CheckpointError if they do not fit."""
-        ...
 
 
 @dataclass(frozen=True)

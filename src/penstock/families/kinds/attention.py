@@ -80,17 +80,14 @@ class AttentionSpec(Protocol):
     @property
     def causal(self) -> bool:
         """Whether a token sees none after it: only then can a prompt be computed in chunks."""
-        ...
 
     @property
     def page(self) -> PageShape:
         """The layer's part of a page of its KV group, or its state."""
-        ...
 
     @property
     def rotary(self) -> tuple[RopeSpec, int] | None:
         """(rope, head size) of the rotation that the layer applies. Layers with equal ones share its computation."""
-        ...
 
     @property
     def memory(self) -> AttentionMemory: ...
@@ -100,7 +97,6 @@ class AttentionSpec(Protocol):
 
     def shard(self, ranks: int, rank: int) -> "AttentionSpec":
         """The part of tensor rank `rank`. `ranks` divides all of `tensor_split.sizes`."""
-        ...
 
 
 QKNorm = Literal["", "heads", "whole", "centered", "unit"]

@@ -143,20 +143,16 @@ class ReplyReader(Protocol):
 
         Raises APIError 500 if the model's tool calls exceed a limit.
         """
-        ...
 
     def finish_reason(self, choice: int, reason: FinishReason) -> str:
         """Returns the reason as clients expect it: tool_calls, but stop after a call to a named tool."""
-        ...
 
     def called(self, choice: int) -> bool:
         """True if the choice has a call so far."""
-        ...
 
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
-        ...
 
 
 class TextReplyReader:

@@ -33,11 +33,9 @@ class PipelineNode(Protocol):
 
     def check(self, given: Specs) -> Specs:
         """Returns the tensors that it makes from those given. Raises LoadFailed."""
-        ...
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
         """Returns the tensors that it makes. Raises what models raise."""
-        ...
 
 
 class ModelNode:
