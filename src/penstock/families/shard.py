@@ -195,10 +195,7 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
 def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
     """(size, name) of everything that the number of tensor ranks must divide."""
     moe = layer.moe
-    sizes = [
-        *layer.attention.tensor_split.sizes,
-        (layer.intermediate_size, "intermediate size of {}"),
-    ]
+    sizes = [*layer.attention.tensor_split.sizes, (layer.intermediate_size, "intermediate size of {}")]
     if moe is not None:
         experts = (moe.num_experts, "{} experts")
         sizes.append(experts if expert else (moe.intermediate_size, "experts' intermediate size of {}"))

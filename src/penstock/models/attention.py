@@ -138,9 +138,5 @@ class GroupedQueryAttention:
 AttentionKinds = Mapping[type, Callable[[Any, LayerParameters, ModelSpec], Attention]]
 
 ATTENTION_KINDS: AttentionKinds = MappingProxyType(
-    {
-        GroupedQuerySpec: GroupedQueryAttention.make,
-        LatentSpec: LatentLayer.make,
-        RecurrentSpec: RecurrentLayer.make,
-    }
+    {GroupedQuerySpec: GroupedQueryAttention.make, LatentSpec: LatentLayer.make, RecurrentSpec: RecurrentLayer.make}
 )

@@ -88,11 +88,7 @@ def run(scenario: Scenario, prices: PriceBook, folder: Path, variant: str) -> di
 
 def result_of(outcome: Outcome, scenario: Scenario) -> dict[str, Any]:
     """Returns the figures, series and timeline of a run, also of one that goes on."""
-    return {
-        "figures": figures_of(outcome, scenario.slo),
-        "series": series_of(outcome),
-        "timeline": outcome.timeline,
-    }
+    return {"figures": figures_of(outcome, scenario.slo), "series": series_of(outcome), "timeline": outcome.timeline}
 
 
 def report_of(

@@ -121,11 +121,7 @@ _BIASED_MOE = {  # the choice of experts has a bias
     **_mlp_of("mlp.experts.{}", "_exps"),
     **_mlp_of("mlp.shared_experts", "_shexp"),
 }
-_GLM4_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
-    **_BIASED_MOE,
-    **_NEXT,
-}
+_GLM4_MOE = {"post_attention_norm": "post_attention_layernorm", **_BIASED_MOE, **_NEXT}
 _DEEPSEEK = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",

@@ -13,24 +13,11 @@ from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
-from penstock.frontend.openai.fields import (
-    ROLES,
-    ChatFields,
-    ChatMessage,
-    ContentPart,
-    Prediction,
-    TokenizeFields,
-)
+from penstock.frontend.openai.fields import ROLES, ChatFields, ChatMessage, ContentPart, Prediction, TokenizeFields
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.openai.tools import (
-    delta_fields,
-    message_calls,
-    message_fields,
-    read_budget,
-    read_tools,
-)
+from penstock.frontend.openai.tools import delta_fields, message_calls, message_fields, read_budget, read_tools
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
 from penstock.frontend.requests.logprobs import token_logprobs
 from penstock.frontend.requests.prompts import encode_text

@@ -63,11 +63,6 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
 
 def _items(rows: Vectors, labels: Sequence[str], places: range) -> list[Any]:
     return [
-        {
-            "index": i,
-            "label": labels[int(row.argmax())],
-            "probs": row.tolist(),
-            "num_classes": len(labels),
-        }
+        {"index": i, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
         for i, row in zip(places, rows[places.start : places.stop], strict=True)
     ]

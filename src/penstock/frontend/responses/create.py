@@ -19,13 +19,7 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.frontend.responses.codec import ResponseCodec
 from penstock.frontend.responses.fields import INCLUDABLE, Item, PromptFields, ResponseFields, TextFields
 from penstock.frontend.responses.items import stored_items
-from penstock.frontend.responses.prompt import (
-    function_tools,
-    ignored_tools,
-    read_grammar,
-    read_prompt,
-    read_tools,
-)
+from penstock.frontend.responses.prompt import function_tools, ignored_tools, read_grammar, read_prompt, read_tools
 from penstock.frontend.storage import responses
 from penstock.messages import SamplingParams
 
