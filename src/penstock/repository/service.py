@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from penstock.config import detect_hardware
 from penstock.config.yaml_file import read_yaml
+from penstock.engine.tasks import spawn
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
-from penstock.repository.backend.tasks import spawn
 from penstock.repository.entry import GENERATION, Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
 from penstock.repository.loader import Load, ReadyModel

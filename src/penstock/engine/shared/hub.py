@@ -31,6 +31,7 @@ from penstock.engine.link.wire import (
     encode,
 )
 from penstock.engine.shared.orders import answered
+from penstock.engine.tasks import spawn
 from penstock.messages import (
     BlockChanges,
     ControlAnswer,
@@ -141,9 +142,7 @@ class ApiConnection:
             case Control() as command:
                 if isinstance(command.message, WatchBlocks):
                     self._reports = "asked"
-                task = asyncio.create_task(self._control(command))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                spawn(self._tasks, self._control(command))
             case Rejected() as rejected:
                 self._out.rejected.append(rejected)
                 self._hub.flush_soon()

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import broken, first_bytes
 from penstock.families.checkpoint.fp8 import Fp8
-from penstock.families.checkpoint.scheme import RowDecoder, read_tensors
+from penstock.families.checkpoint.scheme import Formats, RowDecoder, read_tensors
 from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.hf_config import HFConfig
 
@@ -50,9 +50,7 @@ class Coded:
         unordered = ".experts." in name or name.endswith("kv_b_proj.weight")
         return None if fmt is not None and fmt.ordered and unordered else fmt
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         found = read_tensors(tensors)
         for name, fmt in wanted.items():
             layout = self.layout_of(name.removesuffix(".weight"))
@@ -68,7 +66,7 @@ class Coded:
         return found if self.fp8 is None else self.fp8.join(found, wanted)
 
 
-def _drop_zero_bias(name: str, found: dict[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]) -> None:
+def _drop_zero_bias(name: str, found: dict[str, StoredTensor], wanted: Formats) -> None:
     """Removes a bias of zeros that the model does not have: older versions of AutoGPTQ add them."""
     bias = found.get(name)
     if (

@@ -20,6 +20,7 @@ UNREAD = (
     ".kv_scale",
     ".prob_scale",
 )
+Formats = Mapping[str, WeightFormat | None]  # of tensors, by name
 
 
 class RowDecoder(Protocol):
@@ -38,9 +39,7 @@ class Scheme(Protocol):
         has floats, or codes that no format of ours holds: these are read as floats. `kind` is that of the parameter
         (see spec.Parameter.kind), `columns` its second dimension."""
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         """Returns the model's tensors by name, at least those of `wanted`, which has what `stored` returned for each.
         The stored tensors of one matrix, such as its codes and scales, are joined into one tensor with a Decode step.
         Raises CheckpointError if they do not fit."""
