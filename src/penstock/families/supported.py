@@ -3,7 +3,6 @@ checks of settings and of splits say of a small model of the family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from penstock.config.checks.model import check_model
@@ -16,41 +15,37 @@ from penstock.families.registry import model_facts, spec_from_config
 from penstock.families.shard import CannotSplit, check_split
 from penstock.families.spec import ModelSpec
 
-_SAMPLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "ffn_dim": 64,
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_kv_heads": 2,
-        "num_heads": 8,  # of Mamba 2
-        "layers_block_type": ["mamba", "attention"] * 2,
-        "hidden_size_per_layer_input": 0,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "sliding_window": 16,
-        "attention_chunk_size": 16,
-        "new_decoder_architecture": True,
-    }
-)
+_SAMPLE: Mapping[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "ffn_dim": 64,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_kv_heads": 2,
+    "num_heads": 8,  # of Mamba 2
+    "layers_block_type": ["mamba", "attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "sliding_window": 16,
+    "attention_chunk_size": 16,
+    "new_decoder_architecture": True,
+}
 
 
 _SPLITS = {"tensor": Split(tensor=2), "pipeline": Split(pipeline=2), "expert": Split(tensor=2, expert=True)}
-_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "device": "cpu",
-        "quantization": "none",
-        "kv_cache_dtype": "auto",
-        "enable_prefix_caching": False,
-        "distributed_executor": "auto",
-        "max_model_len": 64,
-        "max_num_batched_tokens": 64,
-    }
-)
+_SETTINGS: Mapping[str, Any] = {
+    "device": "cpu",
+    "quantization": "none",
+    "kv_cache_dtype": "auto",
+    "enable_prefix_caching": False,
+    "distributed_executor": "auto",
+    "max_model_len": 64,
+    "max_num_batched_tokens": 64,
+}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -11,15 +10,13 @@ import msgspec
 from penstock.messages.protocols import RequestRejected
 
 # The datatypes of KServe's protocol, and the bytes of an element. BYTES has elements of any length.
-DATATYPES: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
-        **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
-        **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
-        **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
-        "BYTES": 0,
-    }
-)
+DATATYPES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
+    **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
+    **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
+    "BYTES": 0,
+}
 MAX_BYTES = 2**63 - 1  # of a tensor, and most elements
 MAX_STRINGS = 65_536  # elements of a BYTES tensor: each is looked at, which takes 0.1 µs
 LENGTH_BYTES = 4  # before each element of a BYTES tensor

@@ -1,7 +1,6 @@
 """Reads the settings that only some architectures have from the metadata, and returns them as config.json has them."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
@@ -322,36 +321,34 @@ _EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which 
 _LAYERS_OF_GEMMA2_27B = 46
 _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
 
-FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
-    {
-        "llama": _llama,
-        "llama4": _llama4,
-        "mistral3": _mistral3,
-        "qwen2": _qwen2,
-        "qwen3": _qwen3,
-        "qwen2moe": _qwen2_moe,
-        "qwen3moe": _qwen3_moe,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
-        "gemma4": _gemma4,
-        "granite": _granite,
-        "granitemoe": _granite_moe,
-        "olmo2": _olmo2,
-        "smollm3": _smollm3,
-        "seed_oss": _seed_oss,
-        "phi3": _phi3,
-        "command-r": _command_r,
-        "cohere2": _cohere2,
-        "chatglm": _glm,
-        "glm4": _glm4,
-        "glm4moe": _glm4_moe,
-        "deepseek2": _deepseek2,
-        "starcoder2": _starcoder2,
-        "gpt2": _gpt2,
-        "gptneox": _gpt_neox,
-        "falcon": _falcon,
-        "gpt-oss": _gpt_oss,
-        **STATES,
-    }
-)
+FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = {
+    "llama": _llama,
+    "llama4": _llama4,
+    "mistral3": _mistral3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "granite": _granite,
+    "granitemoe": _granite_moe,
+    "olmo2": _olmo2,
+    "smollm3": _smollm3,
+    "seed_oss": _seed_oss,
+    "phi3": _phi3,
+    "command-r": _command_r,
+    "cohere2": _cohere2,
+    "chatglm": _glm,
+    "glm4": _glm4,
+    "glm4moe": _glm4_moe,
+    "deepseek2": _deepseek2,
+    "starcoder2": _starcoder2,
+    "gpt2": _gpt2,
+    "gptneox": _gpt_neox,
+    "falcon": _falcon,
+    "gpt-oss": _gpt_oss,
+    **STATES,
+}

@@ -4,20 +4,17 @@ Source: conversion/{qwen,granite,nemotron,mamba}.py of llama.cpp. The kind of a 
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import SIGMOID, GgufKeys
 from penstock.families.hf_config import UnsupportedModel
 
-DELTA_NETS: Mapping[str, str] = MappingProxyType(
-    {
-        "qwen3next": "Qwen3NextForCausalLM",
-        "qwen35": "Qwen3_5ForCausalLM",
-        "qwen35moe": "Qwen3_5MoeForCausalLM",
-    }
-)
+DELTA_NETS: Mapping[str, str] = {
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+}
 
 
 def _sizes(keys: GgufKeys, *, heads: str, groups: str, state: str, taps: str, head_dim: str) -> dict[str, Any]:
@@ -177,12 +174,10 @@ def _mamba2(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
-    {
-        **dict.fromkeys(DELTA_NETS, _delta_net),
-        "granitehybrid": _granite,
-        "nemotron_h": _nemotron_h,
-        "nemotron_h_moe": _nemotron_h,
-        "mamba2": _mamba2,
-    }
-)
+FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = {
+    **dict.fromkeys(DELTA_NETS, _delta_net),
+    "granitehybrid": _granite,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
+    "mamba2": _mamba2,
+}

@@ -101,19 +101,17 @@ class AttentionSpec(Protocol):
 
 QKNorm = Literal["", "heads", "whole", "centered", "unit"]
 
-_GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
-    {
-        "qkv.weight": "rows",
-        "qkv.bias": "rows",
-        "output.weight": "columns",
-        "output.bias": "once",
-        "q_norm.weight": "whole",
-        "k_norm.weight": "whole",
-        "gate.weight": "rows",
-        "gate.bias": "rows",
-        "sinks.weight": "rows",
-    }
-)
+_GROUPED_QUERY_CUTS: Mapping[str, Cut] = {
+    "qkv.weight": "rows",
+    "qkv.bias": "rows",
+    "output.weight": "columns",
+    "output.bias": "once",
+    "q_norm.weight": "whole",
+    "k_norm.weight": "whole",
+    "gate.weight": "rows",
+    "gate.bias": "rows",
+    "sinks.weight": "rows",
+}
 # How ranks divide norms whose heads have separate weights.
 _OWN_NORMS: Mapping[str, Cut] = MappingProxyType({"q_norm.weight": "rows", "k_norm.weight": "rows"})
 
