@@ -79,7 +79,6 @@ class ApiConnection:
         return len(self._streams)
 
     def send(self, event: Event) -> None:
-        """Send an event."""
         self._channel.send(encode(event))
 
     def post(self, stats: EngineStats, *, always: bool) -> None:

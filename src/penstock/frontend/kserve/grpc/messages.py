@@ -154,6 +154,5 @@ MESSAGES = _make()
 
 
 def encode(message: Any) -> bytes:
-    """Returns the bytes of a message."""
     encoded: bytes = message.SerializeToString()
     return encoded
