@@ -8,7 +8,7 @@ language. A comment stands on its own line above a block:
     <!-- fails "penstock serve": no such port -->         these commands end with an exit status other than 0
     <!-- first: penstock serve Qwen/Qwen3-0.6B -->        a command to run before the block, which readers do not see
     <!-- needs: litellm -->                               runs where place.py finds a Python that has this package
-    <!-- part of: src/penstock/families/registry.py -->   the block is no command: this file has its text
+    <!-- part of: src/penstock/families/architectures.py -->   the block is no command: this file has its text
 """
 
 import re

@@ -5,11 +5,7 @@ import typer
 from penstock.cli import completion
 
 WHICH_MODEL = "A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: smollm2-135m."
-MODEL = typer.Argument(
-    metavar="MODEL",
-    help=WHICH_MODEL,
-    autocompletion=completion.model_names,
-)
+MODEL = typer.Argument(metavar="MODEL", help=WHICH_MODEL, autocompletion=completion.model_names)
 EMBEDDER = typer.Argument(
     metavar="MODEL",
     help="An embedding model, named as elsewhere. Default: all-minilm-l6-v2.",

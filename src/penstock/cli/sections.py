@@ -22,11 +22,7 @@ class SectionedHelp(PlainUsage):
     """A command that takes settings: its help has its own flags first, then those of settings below headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rows: dict[str, list[tuple[int, Any]]] = {
-            "Arguments": [],
-            OWN: [],
-            **{heading: [] for heading in SECTIONS},
-        }
+        rows: dict[str, list[tuple[int, Any]]] = {"Arguments": [], OWN: [], **{heading: [] for heading in SECTIONS}}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 own = ("Arguments" if parameter.param_type_name == "argument" else OWN, 0)

@@ -26,9 +26,7 @@ MEANT = {
     "version": "--version",
 }
 # Commands of other programs that Penstock does not have, and what to do instead.
-DONE_OTHERWISE = {
-    "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
-}
+DONE_OTHERWISE = {"create": "name the GGUF file or the folder itself: penstock serve ./model.gguf"}
 _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 
 

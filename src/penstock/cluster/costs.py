@@ -117,7 +117,6 @@ class FleetView(msgspec.Struct, frozen=True):
         return cls(replicas, tuple([EngineCost.of(each, means) for each in replicas]), means, exchanges)
 
     def replica(self, name: str) -> ReplicaView | None:
-        """The replica of this name."""
         return next((replica for replica in self.replicas if replica.name == name), None)
 
     def changed(self, replicas: Iterable[tuple[int, ReplicaView]]) -> "FleetView":

@@ -124,7 +124,6 @@ class KubernetesEngines:
         self._checked = False
 
     async def engines(self) -> Sequence[PlacedEngine]:
-        """See Placement."""
         if not self._checked:
             await self._refuse_second_scaler()
             self._checked = True

@@ -33,24 +33,19 @@ class Placement(Protocol):
 
     async def engines(self) -> Sequence[PlacedEngine]:
         """Return the engines that there are, without those that have ended."""
-        ...
 
     async def ensure(self, count: int) -> None:
         """Start engines until there are `count`, those that drain not counted. A provider whose own controller ends
         surplus engines lets it end those that were given to `drain`."""
-        ...
 
     async def drain(self, name: str) -> None:
         """Give an engine no more requests, and end it when it has none."""
-        ...
 
     async def kill(self, name: str) -> None:
         """End an engine at once."""
-        ...
 
     async def changed(self) -> None:
         """Return when the engines may have changed. The caller bounds the time."""
-        ...
 
 
 class PlacementError(EngineError):

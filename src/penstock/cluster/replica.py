@@ -30,28 +30,22 @@ class FleetEngine(EngineClient, Protocol):
     @property
     def failure(self) -> str:
         """Why the engine has ended for good, or ""."""
-        ...
 
     @property
     def round_trip(self) -> Callable[[], float]:
         """Returns the seconds to the engine's machine and back."""
-        ...
 
     def open(self, request: GenerateRequest) -> Stream:
         """Send a request. The caller must `release` the stream. Raises what `generate` raises before its deltas."""
-        ...
 
     def release(self, stream: Stream) -> None:
         """Forget a stream, and abort what is unfinished of it."""
-        ...
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Let `call` be called when `state` has changed."""
-        ...
 
     def on_blocks(self, call: Callable[[BlockChanges], None]) -> None:
         """Let `call` get the reports of the prefix cache, which `WatchBlocks` asks for."""
-        ...
 
 
 class Replica:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.config.checks.speculation import cannot_speculate, off_by_default
@@ -214,20 +213,18 @@ def _threads(inputs: DefaultInputs) -> Default:
     return Default(cores // ranks, f"the share of each of {ranks} ranks in {cores} cores")
 
 
-DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
-    {
-        **{name: _constant(each.default, each.why) for name, each in SETTINGS.items() if each.why},
-        # In this order: a later one may use the values of earlier ones.
-        "served_model_name": _served_model_name,
-        "device": _device,
-        "dtype": _dtype,
-        "enable_prefix_caching": _enable_prefix_caching,
-        "speculation": _speculation,
-        "num_speculative_tokens": _num_speculative_tokens,
-        "max_num_seqs": _max_num_seqs,
-        "max_num_batched_tokens": _max_num_batched_tokens,
-        "max_model_len": _max_model_len,
-        "kv_cache_memory": _kv_cache_memory,
-        "threads": _threads,
-    }
-)
+DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = {
+    **{name: _constant(each.default, each.why) for name, each in SETTINGS.items() if each.why},
+    # In this order: a later one may use the values of earlier ones.
+    "served_model_name": _served_model_name,
+    "device": _device,
+    "dtype": _dtype,
+    "enable_prefix_caching": _enable_prefix_caching,
+    "speculation": _speculation,
+    "num_speculative_tokens": _num_speculative_tokens,
+    "max_num_seqs": _max_num_seqs,
+    "max_num_batched_tokens": _max_num_batched_tokens,
+    "max_model_len": _max_model_len,
+    "kv_cache_memory": _kv_cache_memory,
+    "threads": _threads,
+}

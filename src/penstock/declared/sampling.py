@@ -19,7 +19,6 @@ inherit from `GivenSampling` is decorated with `with_sampling` (frontend/describ
 
 from collections.abc import Mapping
 from math import inf
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -53,38 +52,36 @@ class SamplingParameter(NamedTuple):
         return {"description": self.help, "minimum": self.least if self.off is None else self.off, **most}
 
 
-SAMPLING: Mapping[str, SamplingParameter] = MappingProxyType(
-    {
-        "temperature": SamplingParameter(
-            "0 always takes the most likely token; 1 samples.", 0, zero="greedy", recommended=True
-        ),
-        "top_p": SamplingParameter(
-            "Sample from the most likely tokens that together have this probability.", 0, 1, recommended=True
-        ),
-        "top_k": SamplingParameter(
-            "Sample from this many most likely tokens; 0 is off.",
-            *(0, 2**31 - 1),
-            whole=True,
-            zero="off",
-            off=-1,
-            recommended=True,
-        ),
-        "min_p": SamplingParameter(
-            "Leave out tokens below this share of the most likely one's probability.", 0, 1, recommended=True
-        ),
-        "top_n_sigma": SamplingParameter(
-            "Leave out tokens that are more than this many standard deviations of the logits below the best; 0 is off.",
-            *(0, inf),
-            zero="off",
-            off=-1,
-        ),
-        # Beyond this range a float32 logit can overflow. The ranges of the next two are OpenAI's.
-        "repetition_penalty": SamplingParameter(
-            "Above 1: tokens of the prompt and the answer become less likely.", 0.01, 100, recommended=True
-        ),
-        "presence_penalty": SamplingParameter("Above 0: tokens of the answer become less likely.", -2, 2),
-        "frequency_penalty": SamplingParameter(
-            "Above 0: the more often the answer has a token, the less likely it becomes.", -2, 2
-        ),
-    }
-)
+SAMPLING: Mapping[str, SamplingParameter] = {
+    "temperature": SamplingParameter(
+        "0 always takes the most likely token; 1 samples.", 0, zero="greedy", recommended=True
+    ),
+    "top_p": SamplingParameter(
+        "Sample from the most likely tokens that together have this probability.", 0, 1, recommended=True
+    ),
+    "top_k": SamplingParameter(
+        "Sample from this many most likely tokens; 0 is off.",
+        *(0, 2**31 - 1),
+        whole=True,
+        zero="off",
+        off=-1,
+        recommended=True,
+    ),
+    "min_p": SamplingParameter(
+        "Leave out tokens below this share of the most likely one's probability.", 0, 1, recommended=True
+    ),
+    "top_n_sigma": SamplingParameter(
+        "Leave out tokens that are more than this many standard deviations of the logits below the best; 0 is off.",
+        *(0, inf),
+        zero="off",
+        off=-1,
+    ),
+    # Beyond this range a float32 logit can overflow. The ranges of the next two are OpenAI's.
+    "repetition_penalty": SamplingParameter(
+        "Above 1: tokens of the prompt and the answer become less likely.", 0.01, 100, recommended=True
+    ),
+    "presence_penalty": SamplingParameter("Above 0: tokens of the answer become less likely.", -2, 2),
+    "frequency_penalty": SamplingParameter(
+        "Above 0: the more often the answer has a token, the less likely it becomes.", -2, 2
+    ),
+}

@@ -300,11 +300,8 @@ SERVER: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
 })
 # fmt: on
 
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        each.name: each
-        for each in (MODEL, *(row for table in (ENGINE, SERVER) for rows in table.values() for row in rows))
-    }
-)
+SETTINGS: Mapping[str, Setting] = {
+    each.name: each for each in (MODEL, *(row for table in (ENGINE, SERVER) for rows in table.values() for row in rows))
+}
 # The constant defaults: config/defaults.py computes the others.
 DEFAULTS: Mapping[str, Any] = MappingProxyType({name: each.default for name, each in SETTINGS.items() if each.why})

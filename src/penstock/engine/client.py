@@ -49,15 +49,12 @@ class EngineLink(Protocol):
 
     def send(self, frame: bytes) -> None:
         """Never blocks; ignored after the engine's end. The bytes unsent are bounded by the streams' limit."""
-        ...
 
     def kill(self) -> None:
         """End the engine at once, as far as possible."""
-        ...
 
     async def close(self) -> None:
         """End the engine after its current step and release everything. May be called twice."""
-        ...
 
 
 # Starts an engine with the next incarnation, whose events go into the same streams. Raises EngineError.

@@ -1,8 +1,7 @@
 """Checkpoints that also take images, video or sound: only their language models are loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from penstock.families.decoders.gemma3 import gemma3
@@ -33,12 +32,8 @@ _NAMES = replace(NAMES, embedding=f"{_INSIDE}embed_tokens", layers=f"{_INSIDE}la
 _GEMMA_4 = ("model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*")
 _PROJECTOR, _PREFIX = "multi_modal_projector.*", "language_model."
 
-LANGUAGE_MODELS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
-    {
-        "Llama4ForConditionalGeneration": _language_model(llama4, "vision_model.*", _PROJECTOR, prefix=_PREFIX),
-        "Gemma3ForConditionalGeneration": _language_model(gemma3, "vision_tower.*", _PROJECTOR, prefix=_PREFIX),
-        "Gemma4ForConditionalGeneration": _language_model(gemma4, *_GEMMA_4, names=_NAMES),
-        "Qwen3_5ForConditionalGeneration": _language_model(qwen3_5, "model.visual.*", names=_NAMES),
-        "Qwen3_5MoeForConditionalGeneration": _language_model(qwen3_5_moe, "model.visual.*", names=_NAMES),
-    }
-)
+llama4_language = _language_model(llama4, "vision_model.*", _PROJECTOR, prefix=_PREFIX)
+gemma3_language = _language_model(gemma3, "vision_tower.*", _PROJECTOR, prefix=_PREFIX)
+gemma4_language = _language_model(gemma4, *_GEMMA_4, names=_NAMES)
+qwen3_5_language = _language_model(qwen3_5, "model.visual.*", names=_NAMES)
+qwen3_5_moe_language = _language_model(qwen3_5_moe, "model.visual.*", names=_NAMES)

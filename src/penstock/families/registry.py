@@ -1,124 +1,27 @@
-"""The supported architectures, and the spec of the model in a folder."""
+"""The spec of the model in a folder or a GGUF file, and its sizes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.declared.sampling import SAMPLING
+from penstock.families.architectures import DECODERS, ENCODERS, FAMILIES
 from penstock.families.checkpoint.schemes import scheme_of, with_scheme
-from penstock.families.decoders.cohere import cohere, cohere2
-from penstock.families.decoders.falcon import falcon
-from penstock.families.decoders.gemma import gemma, gemma2
-from penstock.families.decoders.gemma3 import gemma3
-from penstock.families.decoders.gemma4 import gemma4
-from penstock.families.decoders.glm import glm, glm4
-from penstock.families.decoders.gpt2 import gpt2
-from penstock.families.decoders.gpt_neox import gpt_neox
-from penstock.families.decoders.hybrids.granite import granite, granite_4, granite_moe
-from penstock.families.decoders.hybrids.mamba2 import mamba2
-from penstock.families.decoders.hybrids.nemotron_h import nemotron_h
-from penstock.families.decoders.hybrids.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
-from penstock.families.decoders.llama import arcee, ernie4_5, llama
-from penstock.families.decoders.mistral import ministral, ministral3, mistral
-from penstock.families.decoders.mixtures.deepseek import deepseek_v2, deepseek_v3
-from penstock.families.decoders.mixtures.glm4_moe import glm4_moe
-from penstock.families.decoders.mixtures.gpt_oss import gpt_oss
-from penstock.families.decoders.mixtures.llama4 import llama4
-from penstock.families.decoders.mixtures.minimax import minimax_m2
-from penstock.families.decoders.mixtures.mixtral import mixtral
-from penstock.families.decoders.mixtures.olmoe import olmoe
-from penstock.families.decoders.olmo import exaone4, olmo2, olmo3
-from penstock.families.decoders.opt import opt
-from penstock.families.decoders.phi3 import phi3
-from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
-from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
-from penstock.families.decoders.seed_oss import seed_oss
-from penstock.families.decoders.smollm3 import smollm3
-from penstock.families.decoders.stablelm import phi, stablelm
-from penstock.families.decoders.starcoder2 import starcoder2
-from penstock.families.encoders.bert import bert, roberta
-from penstock.families.encoders.modernbert import modernbert
 from penstock.families.end_tokens import EndToken, find_end_tokens
 from penstock.families.gguf.config import hf_config, sampling_defaults
 from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.scheme import as_in_file
 from penstock.families.hf_config import HFConfig, UnsupportedModel
-from penstock.families.multimodal import LANGUAGE_MODELS
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
 from penstock.families.transformers_model import transformers_spec, why_not_transformers
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
 from penstock.gguf.json_file import read_json_object
-
-FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
-    {
-        "LlamaForCausalLM": llama,
-        "Llama4ForCausalLM": llama4,
-        "Qwen2ForCausalLM": qwen2,
-        "Qwen3ForCausalLM": qwen3,
-        "MistralForCausalLM": mistral,
-        "MinistralForCausalLM": ministral,
-        "Ministral3ForCausalLM": ministral3,
-        "MixtralForCausalLM": mixtral,
-        "Qwen2MoeForCausalLM": qwen2_moe,
-        "Qwen3MoeForCausalLM": qwen3_moe,
-        "Qwen3NextForCausalLM": qwen3_next,
-        "Qwen3_5ForCausalLM": qwen3_5,
-        "Qwen3_5MoeForCausalLM": qwen3_5_moe,
-        "GemmaForCausalLM": gemma,
-        "Gemma2ForCausalLM": gemma2,
-        "Gemma3ForCausalLM": gemma3,
-        "Gemma4ForCausalLM": gemma4,
-        "PhiForCausalLM": phi,
-        "Phi3ForCausalLM": phi3,
-        "SmolLM3ForCausalLM": smollm3,
-        "SeedOssForCausalLM": seed_oss,
-        "Olmo2ForCausalLM": olmo2,
-        "Olmo3ForCausalLM": olmo3,
-        "OlmoeForCausalLM": olmoe,
-        "MiniMaxM2ForCausalLM": minimax_m2,
-        "Exaone4ForCausalLM": exaone4,
-        "ArceeForCausalLM": arcee,
-        "Ernie4_5ForCausalLM": ernie4_5,
-        "StableLmForCausalLM": stablelm,
-        "GraniteForCausalLM": granite,
-        "GraniteMoeForCausalLM": granite_moe,
-        "GraniteMoeSharedForCausalLM": granite_moe,
-        "GraniteMoeHybridForCausalLM": granite_4,
-        "CohereForCausalLM": cohere,
-        "Cohere2ForCausalLM": cohere2,
-        "GlmForCausalLM": glm,
-        "Glm4ForCausalLM": glm4,
-        "Glm4MoeForCausalLM": glm4_moe,
-        "Starcoder2ForCausalLM": starcoder2,
-        "GPT2LMHeadModel": gpt2,
-        "GPTNeoXForCausalLM": gpt_neox,
-        "OPTForCausalLM": opt,
-        "FalconForCausalLM": falcon,
-        "GptOssForCausalLM": gpt_oss,
-        "Mamba2ForCausalLM": mamba2,
-        "NemotronHForCausalLM": nemotron_h,
-        "DeepseekV2ForCausalLM": deepseek_v2,
-        "DeepseekV3ForCausalLM": deepseek_v3,
-        **LANGUAGE_MODELS,
-    }
-)
-ENCODER_KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
-_ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
-ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
-    {f"{name}{kind}": family for name, family in _ENCODERS.items() for kind in ENCODER_KINDS}
-)
-
-# Decoders without a head: their folders say how they pool.
-DECODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
-    {"LlamaModel": llama, "MistralModel": mistral, "Qwen2Model": qwen2, "Qwen3Model": qwen3}
-)
 
 _ALL = {**FAMILIES, **ENCODERS, **DECODERS}
 MAX_CONFIG_BYTES = 4 << 20

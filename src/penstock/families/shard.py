@@ -7,7 +7,6 @@ them. The ranks' outputs of the second add up to the model's. Pipeline paralleli
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from penstock.config import ModelFacts, RankPlace, Split
 from penstock.config.split import part
@@ -18,39 +17,37 @@ from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, Ten
 _PER_LAYER = ("table", "projection", "norm", "gate", "output", "post_norm")
 
 # The cut of each parameter of a layer. Those of attention are in its AttentionSpec.
-_CUTS: Mapping[str, Cut] = MappingProxyType(
-    {
-        "gate_up.weight": "rows",
-        "gate_up.bias": "rows",
-        "down.weight": "columns",
-        "down.bias": "once",
-        "shared.gate_up.weight": "rows",
-        "shared.down.weight": "columns",
-        "experts.gate_up.weight": "rows",
-        "experts.down.weight": "columns",
-        "shared.gate.weight": "whole",
-        "router.weight": "whole",
-        "attention_norm.weight": "whole",
-        "attention_post_norm.weight": "whole",
-        "mlp_norm.weight": "whole",
-        "mlp_post_norm.weight": "whole",
-        "attention_norm.bias": "whole",
-        "mlp_norm.bias": "whole",
-        "up.weight": "rows",
-        "up.bias": "rows",
-        "router.bias": "whole",
-        "experts.gate_up.bias": "rows",
-        "experts.down.bias": "once",
-        "choice.bias": "whole",
-        "expert_scales.weight": "whole",
-        "router_norm.weight": "whole",
-        "experts_norm.weight": "whole",
-        "experts_post_norm.weight": "whole",
-        "dense_post_norm.weight": "whole",
-        "output_scale.weight": "whole",
-        **{f"per_layer.{name}.weight": "whole" for name in _PER_LAYER},
-    }
-)
+_CUTS: Mapping[str, Cut] = {
+    "gate_up.weight": "rows",
+    "gate_up.bias": "rows",
+    "down.weight": "columns",
+    "down.bias": "once",
+    "shared.gate_up.weight": "rows",
+    "shared.down.weight": "columns",
+    "experts.gate_up.weight": "rows",
+    "experts.down.weight": "columns",
+    "shared.gate.weight": "whole",
+    "router.weight": "whole",
+    "attention_norm.weight": "whole",
+    "attention_post_norm.weight": "whole",
+    "mlp_norm.weight": "whole",
+    "mlp_post_norm.weight": "whole",
+    "attention_norm.bias": "whole",
+    "mlp_norm.bias": "whole",
+    "up.weight": "rows",
+    "up.bias": "rows",
+    "router.bias": "whole",
+    "experts.gate_up.bias": "rows",
+    "experts.down.bias": "once",
+    "choice.bias": "whole",
+    "expert_scales.weight": "whole",
+    "router_norm.weight": "whole",
+    "experts_norm.weight": "whole",
+    "experts_post_norm.weight": "whole",
+    "dense_post_norm.weight": "whole",
+    "output_scale.weight": "whole",
+    **{f"per_layer.{name}.weight": "whole" for name in _PER_LAYER},
+}
 
 
 class CannotSplit(ValueError):
@@ -195,10 +192,7 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
 def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
     """(size, name) of everything that the number of tensor ranks must divide."""
     moe = layer.moe
-    sizes = [
-        *layer.attention.tensor_split.sizes,
-        (layer.intermediate_size, "intermediate size of {}"),
-    ]
+    sizes = [*layer.attention.tensor_split.sizes, (layer.intermediate_size, "intermediate size of {}")]
     if moe is not None:
         experts = (moe.num_experts, "{} experts")
         sizes.append(experts if expert else (moe.intermediate_size, "experts' intermediate size of {}"))

@@ -12,6 +12,7 @@ from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Updates, Usage
 from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.http.buffers import HeldBytes
+from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.http.streamed import StreamedResponse
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
@@ -66,28 +67,27 @@ class CollectedChoice:
 
 
 class Codec(Protocol):
-    """Encodes the output of one call as one wire's bytes."""
+    """Encodes the output of one call as one wire's bytes. A codec that is derived from it has a stream of events."""
 
-    stream_type: bytes  # content type of a stream
-    heartbeat: bytes  # what clients of the wire skip: it is sent while a stream has nothing else to send
+    stream_type: bytes = STREAM_TYPE  # content type of a stream
+    heartbeat: bytes = HEARTBEAT  # what clients of the wire skip: it is sent while a stream has nothing else to send
 
     def opening(self, usage: Usage) -> bytes:
         """The bytes that start a stream. `usage` holds the counts so far."""
-        ...
+        return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         """An update as events, or nothing if the wire does not send it. `usage` holds the counts so far."""
-        ...
 
-    def closing(self, usage: Usage) -> bytes: ...
+    def closing(self, usage: Usage) -> bytes:
+        """The bytes that end a stream."""
+        return b""
 
     def failure(self, error: APIError) -> bytes:
         """The bytes that end a stream that failed after it began."""
-        ...
 
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         """The whole answer, with the choices in order."""
-        ...
 
 
 # Stores a complete answer. Takes the bytes that end it, and returns those to send: they may say that it is not stored.

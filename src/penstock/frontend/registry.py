@@ -31,7 +31,6 @@ class Elsewhere(Protocol):
 
     async def enter(self, name: str, key: str, within: float | None) -> Version:
         """See ModelRegistry.enter_within."""
-        ...
 
 
 class ModelRegistry:

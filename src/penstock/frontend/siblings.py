@@ -9,43 +9,33 @@ class Siblings(Protocol):
     @property
     def first(self) -> bool:
         """True in the one process that runs batches."""
-        ...
 
     @property
     def fresh(self) -> bool:
         """True if no process has answered requests before this one."""
-        ...
 
     @property
     def storage_lock(self) -> int:
         """The file descriptor of the lock that all of them hold."""
-        ...
 
     @property
     def number(self) -> int:
         """Returns the number of this process."""
-        ...
 
     async def ask(self, message: str) -> str:
         """Returns the supervisor's reply. Raises EngineError if it has ended."""
-        ...
 
     def notify(self, message: str) -> None:
         """Sends the supervisor what has no reply of interest."""
-        ...
 
     def run_batches(self) -> None:
         """Notifies the first process that a batch is new or changed."""
-        ...
 
     async def reload(self, *, drain_first: bool = False) -> str:
         """Reloads the model in all processes, as `Reloads.reload` does in one. Raises APIError."""
-        ...
 
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """Returns the exposition of all processes' metrics together, and its content type."""
-        ...
 
     async def load(self, model: str) -> bytes:
         """Returns the answer of /server_load for a model, for all processes together."""
-        ...

@@ -42,24 +42,19 @@ class SocketCodec(Protocol):
 
     def read(self, message: bytes) -> SocketRequest | SocketCancel:
         """Raises APIError, whose answer is a failure without a key."""
-        ...
 
     def event(self, key: str, data: bytes) -> bytes:
         """The data of one event of a stream as a message, or nothing."""
-        ...
 
     def whole(self, key: str, body: bytes) -> bytes:
         """A whole answer as a message."""
-        ...
 
     def failure(self, key: str | None, status: int, body: bytes, retry_after: int | None) -> bytes:
         """An error as a message. `body` is what the wire answers over HTTP, `retry_after` is in seconds. No key: it is
         not about one request."""
-        ...
 
     def cancelled(self, key: str) -> bytes:
         """The message that ends a request that was cancelled."""
-        ...
 
 
 class SocketSession:

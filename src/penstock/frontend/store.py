@@ -16,13 +16,10 @@ class ModelStore(Protocol):
 
     def models(self) -> list[StoredModel]:
         """The models that can be used."""
-        ...
 
     def pull(self, name: str, watch: Callable[[int, int], None]) -> None:
         """Downloads a model, or what is new in it. Calls `watch` with the bytes done and in total several times a
         second; what `watch` raises ends the download. Raises ValueError with the reason."""
-        ...
 
     def remove(self, name: str) -> None:
         """Removes a model. Raises ValueError with the reason."""
-        ...

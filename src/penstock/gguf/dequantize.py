@@ -5,7 +5,6 @@ that the bits are the same.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,24 @@ IQ4_TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 FP4_TABLE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # e2m1, doubled
 
 _K_SCALES = [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12)]
-LAYOUTS: Mapping[str, np.dtype[np.void]] = MappingProxyType(
-    {
-        name: np.dtype(fields)
-        for name, fields in {
-            "Q4_0": [("d", "<f2"), ("low", "u1", 16)],
-            "Q4_1": [("d", "<f2"), ("min", "<f2"), ("low", "u1", 16)],
-            "Q5_0": [("d", "<f2"), ("high", "u1", 4), ("low", "u1", 16)],
-            "Q5_1": [("d", "<f2"), ("min", "<f2"), ("high", "u1", 4), ("low", "u1", 16)],
-            "Q8_0": [("d", "<f2"), ("values", "i1", 32)],
-            "Q2_K": [("scales", "u1", 16), ("low", "u1", 64), ("d", "<f2"), ("dmin", "<f2")],
-            "Q3_K": [("high", "u1", 32), ("low", "u1", 64), ("scales", "u1", 12), ("d", "<f2")],
-            "Q4_K": [*_K_SCALES, ("low", "u1", 128)],
-            "Q5_K": [*_K_SCALES, ("high", "u1", 32), ("low", "u1", 128)],
-            "Q6_K": [("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")],
-            "IQ4_NL": [("d", "<f2"), ("low", "u1", 16)],
-            "IQ4_XS": [("d", "<f2"), ("scales_high", "u1", 2), ("scales_low", "u1", 4), ("low", "u1", 128)],
-            "MXFP4": [("exponent", "u1"), ("low", "u1", 16)],
-        }.items()
-    }
-)
+LAYOUTS: Mapping[str, np.dtype[np.void]] = {
+    name: np.dtype(fields)
+    for name, fields in {
+        "Q4_0": [("d", "<f2"), ("low", "u1", 16)],
+        "Q4_1": [("d", "<f2"), ("min", "<f2"), ("low", "u1", 16)],
+        "Q5_0": [("d", "<f2"), ("high", "u1", 4), ("low", "u1", 16)],
+        "Q5_1": [("d", "<f2"), ("min", "<f2"), ("high", "u1", 4), ("low", "u1", 16)],
+        "Q8_0": [("d", "<f2"), ("values", "i1", 32)],
+        "Q2_K": [("scales", "u1", 16), ("low", "u1", 64), ("d", "<f2"), ("dmin", "<f2")],
+        "Q3_K": [("high", "u1", 32), ("low", "u1", 64), ("scales", "u1", 12), ("d", "<f2")],
+        "Q4_K": [*_K_SCALES, ("low", "u1", 128)],
+        "Q5_K": [*_K_SCALES, ("high", "u1", 32), ("low", "u1", 128)],
+        "Q6_K": [("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")],
+        "IQ4_NL": [("d", "<f2"), ("low", "u1", 16)],
+        "IQ4_XS": [("d", "<f2"), ("scales_high", "u1", 2), ("scales_low", "u1", 4), ("low", "u1", 128)],
+        "MXFP4": [("exponent", "u1"), ("low", "u1", 16)],
+    }.items()
+}
 
 
 def dequantize(dtype: str, data: NDArray[np.uint8], rows: int, k: int) -> Floats:
@@ -165,20 +162,18 @@ def _iq4_xs(blocks: Blocks) -> Floats:
     return _scaled(scaled, IQ4_TABLE[_unpack(blocks["low"], 4, 16)])
 
 
-_VALUES: Mapping[str, Callable[[Blocks], Floats]] = MappingProxyType(
-    {
-        "Q4_0": _q4_0,
-        "Q4_1": _q4_1,
-        "Q5_0": _q5_0,
-        "Q5_1": _q5_1,
-        "Q8_0": _q8_0,
-        "Q2_K": _q2_k,
-        "Q3_K": _q3_k,
-        "Q4_K": _q4_k,
-        "Q5_K": _q5_k,
-        "Q6_K": _q6_k,
-        "IQ4_NL": _iq4_nl,
-        "IQ4_XS": _iq4_xs,
-        "MXFP4": _mxfp4,
-    }
-)
+_VALUES: Mapping[str, Callable[[Blocks], Floats]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

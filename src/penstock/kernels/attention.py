@@ -53,7 +53,6 @@ class PagedAttention(Protocol):
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
         """Prepare a step. `keys` are those of any layer of the group: only their shape and strides are used."""
-        ...
 
     def rotation(
         self,
@@ -65,7 +64,6 @@ class PagedAttention(Protocol):
         """The rotations that `store` applies, for int64 positions [tokens] and fp32 frequencies [2, head_dim / 2]:
         radians per position, and what cosine and sine are multiplied by. Those of queries are also multiplied by their
         temperature."""
-        ...
 
     def store(
         self,
@@ -89,7 +87,6 @@ class PagedAttention(Protocol):
         the values' heads too. Store token i's key and value at offset `offsets[i]` of block `blocks[i]`; all places are
         distinct. Returns the queries [tokens, heads, head_dim]. The layout within a page is the provider's. With
         `queries_only` qkv and the weight have query heads alone, and nothing is stored."""
-        ...
 
     def __call__(
         self,
@@ -105,11 +102,9 @@ class PagedAttention(Protocol):
         """Attention of queries [tokens, heads, head_dim]; same shape and dtype out. Consecutive heads share a KV
         head. `softcap` bounds scores with a tanh (0: not). `sinks`: fp32 [heads], the score of a further position whose
         value is zero and which all queries see."""
-        ...
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         """Pages [..., block_size, head_dim], a token in each row, converted to the provider's layout."""
-        ...
 
 
 def unscaled(radians: Tensor) -> Tensor:

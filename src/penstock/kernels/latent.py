@@ -32,16 +32,13 @@ class LatentAttention(Protocol):
         """Rotate the heads' parts `rotated` [tokens, heads * rope] and the key [tokens, rope]. Store token i's latent
         [rank], then its key, at offset `offsets[i]` of block `blocks[i]`. Returns the queries [tokens, heads, rank +
         rope]: of each head its part of `absorbed` [tokens, heads * rank], then the rotated part."""
-        ...
 
     def over_latents(self, query: Tensor, pages: Tensor, prepared: Any, scale: float, rank: int) -> Tensor:
         """Attention of these queries. A position's key is all of its row, its value the first `rank` elements. Returns
         [tokens, heads * rank]."""
-        ...
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         """Pages [..., block_size, rank + rope], a token in each row, converted to the provider's layout of keys."""
-        ...
 
 
 class ReferenceLatentAttention(ReferenceAttention):

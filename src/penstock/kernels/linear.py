@@ -41,31 +41,25 @@ class Linear(Protocol):
     def pack(self, weight: Any, bias: Tensor | None = None, *, gated: bool = False) -> Any:
         """Pack a weight [out, in] and a bias [out]. A gated weight is two of the same size: the gate, then the
         projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
-        ...
 
     def __call__(self, x: Tensor, weight: Any, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         """x [tokens, in] to [tokens, out], times `scale`, plus a residual of that shape."""
-        ...
 
     def gated(self, x: Tensor, weight: Any, activation: str) -> Any:
         """x [tokens, in] to [tokens, out / 2]: activation(gate) * the other half. The weight was packed as gated.
         The rows may come quantised, as a product with a weight of the same scheme reads them."""
-        ...
 
     def activated(self, x: Tensor, weight: Any, activation: str) -> Tensor:
         """x [tokens, in] to [tokens, out], each value activated. The weight is not gated."""
-        ...
 
     def logits(self, x: Tensor, weight: Any, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
         """x [tokens, in] to fp32 [tokens, out], times `scale`; then bounded by `softcap` (0: not), with a tanh."""
-        ...
 
     def rows(
         self, token_ids: Tensor, weight: Any, scale: float, dtype: torch.dtype, *, first: int | None = None
     ) -> Tensor:
         """An embedding: the weight's rows for int64 token_ids [tokens], times `scale` rounded to `dtype`. With `first`
         the weight is a part of the vocabulary that begins with that token, and tokens outside it give zeros."""
-        ...
 
 
 @dataclass(frozen=True)

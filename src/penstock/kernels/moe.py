@@ -17,7 +17,6 @@ class Experts(Protocol):
         """Pack a weight [count * out, in] and a bias [count * out], the experts below each other. Each gated one is the
         gate, and below it the projection that it gates. A weight that was packed while it was read (see packers.py) is
         returned as it is, with the bias."""
-        ...
 
     def route(
         self,
@@ -32,7 +31,6 @@ class Experts(Protocol):
         """The `slots` largest scores of fp32 logits [tokens, experts], the first among equals. `bias` fp32 [experts] is
         added to scores for the choice alone. With `normalize` the weights are scaled to a sum of 1 before they are
         scaled as `scoring` says, and by `scales` fp32 [experts] of the chosen experts."""
-        ...
 
     def __call__(
         self,
@@ -51,7 +49,6 @@ class Experts(Protocol):
         the shared expert's output, plus the residual, in fp32. With `weigh_inputs` an expert's input is weighted, not
         its output. The matrices are those of the experts from `first` on; all others give 0. `gate_up` is the up
         projection alone if it was not packed as gated."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,9 @@ class Packer(Protocol):
     def put(self, start: int, rows: Tensor) -> None:
         """Pack the rows from `start` on: contiguous, in any floating dtype. Several threads may call at once, each with
         rows of its own. `rows` may be overwritten afterwards. Raises ValueError for rows that cannot be quantised."""
-        ...
 
     def finish(self) -> Any:
         """Return the weight, which `Linear.pack` takes. All rows must have been put."""
-        ...
 
 
 @runtime_checkable
@@ -53,12 +51,10 @@ class CodePacker(Packer, Protocol):
     def put_stored(self, start: int, rows: Tensor, dtype: str) -> None:
         """Like `put`, for rows as a GGUF file holds them, of a type of penstock.gguf: uint8 [rows, bytes of a row], on
         the CPU."""
-        ...
 
     def put_codes(self, start: int, rows: CodedRows) -> None:
         """Like `put`, for codes of a format. Raises ValueError if a scale is not finite, or not exact in the weight's
         format."""
-        ...
 
 
 @runtime_checkable
@@ -67,7 +63,6 @@ class ScaledPacker(Packer, Protocol):
 
     def put_scaled(self, start: int, codes: Tensor, scales: Tensor) -> None:
         """Like `put`, for rows of codes of E4M3, uint8 [rows, k], which their scales, fp32 [rows], multiply."""
-        ...
 
 
 class Packing(Protocol):
@@ -85,7 +80,6 @@ class Packing(Protocol):
         """A packer for a weight of a shape and kind (see families.Parameter.kind), of `experts` stacked below each
         other. `sections` are those of families.Parameter; (): one, of floats. `sensitive`: see
         config.weights.cpu_format."""
-        ...
 
 
 class DensePacker:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -11,15 +10,13 @@ import msgspec
 from penstock.messages.protocols import RequestRejected
 
 # The datatypes of KServe's protocol, and the bytes of an element. BYTES has elements of any length.
-DATATYPES: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
-        **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
-        **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
-        **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
-        "BYTES": 0,
-    }
-)
+DATATYPES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
+    **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
+    **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
+    "BYTES": 0,
+}
 MAX_BYTES = 2**63 - 1  # of a tensor, and most elements
 MAX_STRINGS = 65_536  # elements of a BYTES tensor: each is looked at, which takes 0.1 µs
 LENGTH_BYTES = 4  # before each element of a BYTES tensor
@@ -72,16 +69,13 @@ class MemberModel(Protocol):
     @property
     def streams(self) -> bool:
         """Whether `stream` may give pieces before the last result."""
-        ...
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Runs the model. Raises RequestRejected, QueueFull, DeadlineExceeded and EngineError."""
-        ...
 
     def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
         """Runs the model, and yields outputs as they come. The last result is final, and has the outputs that were not
         sent in pieces. Raises as `infer`."""
-        ...
 
 
 class TensorModel(MemberModel, Protocol):
@@ -94,19 +88,15 @@ class TensorModel(MemberModel, Protocol):
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         """The names of classes, by output."""
-        ...
 
     def metadata(self) -> dict[str, Any]:
         """The fields of KServe's ModelMetadataResponse."""
-        ...
 
     def config(self) -> dict[str, Any]:
         """The fields of Triton's ModelConfig."""
-        ...
 
     async def statistics(self) -> dict[str, Any]:
         """The fields of Triton's ModelStatistics."""
-        ...
 
 
 class Rollouts(Protocol):
@@ -114,20 +104,16 @@ class Rollouts(Protocol):
 
     async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
         """Begins a rollout. `rules` are the fields of `penstock.repository.rollouts.decision.RolloutRules`."""
-        ...
 
     async def steer(self, name: str, what: str) -> None:
         """Changes a rollout that runs. `what`: pause, resume or abort."""
-        ...
 
     async def label(self, name: str, request_id: str, label: Any) -> bool:
         """Gives what has turned out to be right for a request. Returns False if it has no effect. Raises
         RequestRejected for a label that does not fit."""
-        ...
 
     async def show(self) -> list[dict[str, Any]]:
         """Returns the last rollout of each model, for people and JSON."""
-        ...
 
 
 class TensorModels(Protocol):
@@ -140,24 +126,19 @@ class TensorModels(Protocol):
         """Returns a version that is ready: by number, by label, or the newest. If a rollout decides on the version,
         requests with one `key` get the same one. None if `name` is no one-shot model of the repository. Raises
         NotReady."""
-        ...
 
     def ready(self) -> Sequence[TensorModel]:
         """Returns all versions that are ready."""
-        ...
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
         """Returns the state of every version of every model; with `ready`, only of those that are ready."""
-        ...
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Loads a model's versions from the folder as it is now. Returns when they are ready. `config` replaces the
         model's file of settings, and `files` its versions. Raises LoadFailed."""
-        ...
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unloads all versions of a model; with `dependents`, also the members of a pipeline. Raises LoadFailed."""
-        ...
 
 
 class NotReady(RequestRejected):

@@ -54,17 +54,14 @@ class Attention(Protocol):
     @property
     def input_product(self) -> Product | None:
         """Returns the product that reads the input of `attend`, or None if several do."""
-        ...
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
         """Returns the output of attention [tokens, width] for normed hidden states x [tokens, hidden]. Writes to
         `cache` what later tokens need, such as keys and values. `rotation` is what the kernels' `rotation` returned, or
         None without rotary."""
-        ...
 
     def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns the output projection [rows, hidden] of rows that `attend` returned, plus the residual if given."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,9 +138,5 @@ class GroupedQueryAttention:
 AttentionKinds = Mapping[type, Callable[[Any, LayerParameters, ModelSpec], Attention]]
 
 ATTENTION_KINDS: AttentionKinds = MappingProxyType(
-    {
-        GroupedQuerySpec: GroupedQueryAttention.make,
-        LatentSpec: LatentLayer.make,
-        RecurrentSpec: RecurrentLayer.make,
-    }
+    {GroupedQuerySpec: GroupedQueryAttention.make, LatentSpec: LatentLayer.make, RecurrentSpec: RecurrentLayer.make}
 )

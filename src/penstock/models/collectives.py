@@ -10,9 +10,7 @@ class Collectives(Protocol):
 
     def sum(self, x: Tensor) -> None:
         """Overwrites x [rows, width] on every rank with the sum of all ranks' x, added in rank order."""
-        ...
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:
         """Gathers the columns of all ranks. Returns [rows, total] on tensor rank 0, and None on the others. Each rank's
         x has its part of the `total` columns, as `config.split.part` divides them."""
-        ...

@@ -66,7 +66,6 @@ class LanguageModel(Protocol):
     @property
     def recordable(self) -> bool:
         """Whether the ops of `forward` and `logits` are those of our kernels alone, so that they can be recorded."""
-        ...
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden: ...
 

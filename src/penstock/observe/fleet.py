@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
+from penstock.observe.series import counter_of
 
 STATUSES = ("ready", "starting", "suspect", "draining", "gone")
 
@@ -91,15 +92,10 @@ class FleetSeries:
                 gauge.add_metric([replica.name], value(replica))
             yield gauge
         for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(f"penstock_{name}", text, labels=["replica"])
-            for replica in replicas:
-                counter.add_metric([replica.name], value(replica))
-            yield counter
+            counts = {replica.name: value(replica) for replica in replicas}
+            yield counter_of(f"penstock_{name}", text, ["replica"], counts)
         text = "Requests that went on at another engine, by what theirs did."
-        moves = CounterMetricFamily("penstock_fleet_moves", text, labels=["reason"])
-        for reason, count in self._fleet.moves.items():
-            moves.add_metric([reason], count)
-        yield moves
+        yield counter_of("penstock_fleet_moves", text, ["reason"], self._fleet.moves)
         if (wanted := self._fleet.expected) is not None:
             text = "Engines that there should be, with --replicas MIN:MAX."
             yield GaugeMetricFamily("penstock_fleet_replicas_wanted", text, value=wanted)

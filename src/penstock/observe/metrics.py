@@ -19,7 +19,7 @@ from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts
 from penstock.observe.model_metrics import REASONS, EngineView, ModelMetrics
 from penstock.observe.processes import usage
-from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves, sleeps
+from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, counter_of, serves, sleeps
 
 T = TypeVar("T")
 _OURS, _VLLM = "penstock_", "vllm:"
@@ -42,11 +42,9 @@ class CountedSeries(Protocol):
     def collect(self) -> Iterator[Metric]: ...
     def counts(self) -> Counts:
         """Returns the counts, and as `now` what holds only while the process runs."""
-        ...
 
     def load(self, counts: Counts) -> None:
         """Takes what `counts` returned, or the sum of several."""
-        ...
 
 
 class Metrics:
@@ -135,10 +133,7 @@ class Metrics:
     def _server(self) -> Iterator[Metric]:
         """The series that are not of a model."""
         text = "HTTP requests answered; code 499: the client disconnected first."
-        answered = CounterMetricFamily("penstock_http_requests", text, labels=["method", "route", "code"])
-        for key, count in self._requests.items():
-            answered.add_metric(key, count)
-        yield answered
+        yield counter_of("penstock_http_requests", text, ["method", "route", "code"], self._requests)
         text = "Requests being answered, those that wait included."
         yield GaugeMetricFamily("penstock_http_requests_in_flight", text, value=self.in_flight())
         text = "When the TLS certificate expires, in seconds since the epoch."
@@ -146,11 +141,7 @@ class Metrics:
         if self.certificate_end is not None:
             expires.add_metric([], self.certificate_end())
         yield expires
-        text = "Reloads of the model, by result."
-        reloads = CounterMetricFamily("penstock_reloads", text, labels=["result"])
-        for result, count in self.reloads.items():
-            reloads.add_metric([result], count)
-        yield reloads
+        yield counter_of("penstock_reloads", "Reloads of the model, by result.", ["result"], self.reloads)
         yield from self._storage_series()
         text = "Log lines dropped because standard error was full."
         yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
@@ -168,10 +159,8 @@ class Metrics:
         yield used
         yield free
         text = "Times that something could not be stored or read, by reason."
-        errors = CounterMetricFamily("penstock_storage_errors", text, labels=["reason"])
-        for reason in STORAGE_ERRORS:
-            errors.add_metric([reason], self.storage[reason])
-        yield errors
+        errors = {reason: self.storage[reason] for reason in STORAGE_ERRORS}
+        yield counter_of("penstock_storage_errors", text, ["reason"], errors)
         text = "Stored responses deleted before they expired, to make room."
         yield CounterMetricFamily("penstock_storage_responses_deleted", text, value=self.storage["responses_deleted"])
 

@@ -1,10 +1,22 @@
 """The series of a model: names, texts and where their values come from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
 from penstock.observe.histogram import Histogram
 from penstock.observe.model_metrics import EngineView, Latencies, ModelMetrics
+
+
+def counter_of(name: str, text: str, labels: Sequence[str], counts: Mapping[Any, float]) -> Metric:
+    """Returns a counter with these counts by their label, or by the tuple of their labels."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, count in counts.items():
+        family.add_metric([key] if isinstance(key, str) else key, count)
+    return family
 
 
 def serves(engine: EngineView) -> bool:

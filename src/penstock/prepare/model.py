@@ -133,9 +133,9 @@ def read_given(model: str | None, flags: Flags, source: str = COMMAND_LINE) -> G
     return read_settings({**settings, "model": model}, os.environ, path, source)
 
 
-def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
+def find_model(model: str | None, flags: Flags) -> FoundModel:
     """Finds the model and the settings that the user gave. Raises what `read_given` and `find_given` raise."""
-    return find_given(read_given(model, flags), weights=weights)
+    return find_given(read_given(model, flags))
 
 
 def find_given(given: Given, *, weights: bool = True) -> FoundModel:

@@ -14,9 +14,9 @@ MAX_BYTES = 64 << 20  # of the answers that are kept
 class AnswerCache:
     """The latest answers of a version, by the content of their requests. Bounded by bytes."""
 
-    def __init__(self, statistics: ModelStatistics, most: int = MAX_BYTES) -> None:
+    def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
-        self._most, self._used = most, 0
+        self._used = 0
         self._answers: OrderedDict[bytes, InferResult] = OrderedDict()
 
     async def answer(
@@ -41,11 +41,11 @@ class AnswerCache:
 
     def _keep(self, key: bytes, result: InferResult) -> None:
         size = _size(result)
-        if size > self._most or key in self._answers:
+        if size > MAX_BYTES or key in self._answers:
             return
         self._answers[key] = result
         self._used += size
-        while self._used > self._most:
+        while self._used > MAX_BYTES:
             self._used -= _size(self._answers.popitem(last=False)[1])
 
 

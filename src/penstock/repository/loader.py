@@ -13,11 +13,9 @@ class UsedModel(Protocol):
     @property
     def requests(self) -> int:
         """The number in flight."""
-        ...
 
     async def unused(self) -> None:
         """Returns when none is in flight."""
-        ...
 
 
 class ReadyModel(ComparedModel, Protocol):
@@ -26,18 +24,15 @@ class ReadyModel(ComparedModel, Protocol):
     @property
     def note(self) -> str:
         """What the operator should know; "": nothing."""
-        ...
 
     @property
     def usage(self) -> UsedModel: ...
 
     def withdraw(self) -> None:
         """Takes the version away from new requests, if these do not find it by the repository."""
-        ...
 
     async def close(self) -> None:
         """Frees what it has. Called after its last request."""
-        ...
 
 
 # Returns a version that is ready. Raises LoadFailed, or another exception whose message says why.

@@ -69,11 +69,9 @@ class Runner(Protocol):
 
         Raises as `TensorModel.infer`.
         """
-        ...
 
     async def close(self) -> None:
         """Frees its memory."""
-        ...
 
 
 class OneShotModel:
@@ -107,7 +105,6 @@ class OneShotModel:
         return TensorComparison(rollout, self, candidate)
 
     async def infer(self, request: InferRequest) -> InferResult:
-        """See TensorModel."""
         return await self._run(request, None)
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
@@ -136,7 +133,6 @@ class OneShotModel:
             running.cancel()
 
     def metadata(self) -> dict[str, Any]:
-        """See TensorModel."""
         tensors = {
             what: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
             for what, specs in (("inputs", self.inputs), ("outputs", self.outputs))
@@ -145,11 +141,9 @@ class OneShotModel:
         return {"name": self.name, "versions": [self.version], "platform": platform, **tensors}
 
     def config(self) -> dict[str, Any]:
-        """See TensorModel."""
         return config_of(self.name, self._settings, self._max_rows, self.inputs, self.outputs)
 
     async def statistics(self) -> dict[str, Any]:
-        """See TensorModel."""
         memory = [{"type": "CPU", "id": 0, "byte_size": self.runner.size}] if self.runner.size else []
         return self.statistics_of.fields(self.name, self.version) | {"memory_usage": memory}
 
@@ -206,7 +200,6 @@ class ProcessRunner:
         self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
 
     async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
-        """See Runner."""
         if not self._reshaped:
             return await self.batches.infer(request, rows)
         inputs = [self._with_shape(tensor, inner=True) for tensor in request.inputs]
@@ -214,7 +207,6 @@ class ProcessRunner:
         return InferResult(outputs=[self._with_shape(tensor, inner=False) for tensor in found.outputs])
 
     async def close(self) -> None:
-        """See Runner."""
         self.batches.close()
         await self._process.drop(self._number)
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from penstock.config import detect_hardware
 from penstock.config.yaml_file import read_yaml
+from penstock.engine.tasks import spawn
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
-from penstock.repository.backend.tasks import spawn
 from penstock.repository.entry import GENERATION, Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
 from penstock.repository.loader import Load, ReadyModel
@@ -85,7 +85,6 @@ class Repository:
     # -- TensorModels -----------------------------------------------------------------------------------------
 
     def find(self, name: str, version: str = "", key: str = "") -> TensorModel | None:
-        """See TensorModels."""
         if not version and (picked := self.rollouts.pick(name, key)) is not None:
             return picked
         there = self._serving.get(name)
@@ -99,12 +98,10 @@ class Repository:
         return found.model if isinstance(found.model, OneShotModel) else None
 
     def ready(self) -> list[TensorModel]:
-        """See TensorModels."""
         found = (version.model for there in self._serving.values() for version in there.values())
         return [model for model in found if isinstance(model, OneShotModel)]
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """See TensorModels."""
         words = {"loading": "LOADING", "ready": "READY", "draining": "UNLOADING", "dropping": "UNLOADING"}
         found = []
         names = self.folder.names()

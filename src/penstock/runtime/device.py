@@ -59,11 +59,9 @@ class Change(NamedTuple):
 class Pending(Protocol):
     def ready(self) -> bool:
         """Returns True if `wait` would return at once."""
-        ...
 
     def wait(self) -> StepOutputs:
         """Blocks until the job has ended. Returns its outputs, on the host."""
-        ...
 
 
 class DevicePage:
@@ -85,17 +83,15 @@ class DevicePage:
 
 
 class Parts(NamedTuple):
-    """A step that was launched as two jobs."""
+    """A Pending step that was launched as two jobs."""
 
     begun: Pending
     rest: Pending
 
     def ready(self) -> bool:
-        """See Pending."""
         return self.begun.ready() and self.rest.ready()
 
     def wait(self) -> StepOutputs:
-        """See Pending."""
         return self.begun.wait().joined(self.rest.wait())
 
 
@@ -109,32 +105,25 @@ class Device(Protocol):
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
         """Returns the arrays on the device; jobs launched after this may read them. The caller may overwrite them at
         once, unless the device shares the host's memory."""
-        ...
 
     def launch(self, job: Job) -> Pending:
         """Runs a job after those launched before it. Its outputs are copied to the host while later jobs run: they must
         be tensors of its own, that nothing overwrites. In shared memory they last until the next job."""
-        ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Returns a function that repeats what `run` does, on the same memory. `run` is called here, perhaps twice."""
-        ...
 
     def page(self, page: Tensor) -> "DevicePage | memoryview":
         """Returns what other threads read and fill a page by: its memory, if that is the host's."""
-        ...
 
     def host_memory(self, size: int) -> memoryview:
         """Returns memory of the host that `DevicePage` copies to and from. Raises RuntimeError if there is none."""
-        ...
 
     def mark(self) -> Any:
         """Returns a mark of the device's time. Called within a job."""
-        ...
 
     def seconds(self, first: Any, last: Any) -> float:
         """Returns the time between two marks. Their jobs must have ended."""
-        ...
 
 
 @contextmanager

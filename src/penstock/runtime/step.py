@@ -75,37 +75,29 @@ class ModelStep(Protocol):
 
     def wake(self) -> None:
         """Wake the kernel threads while the host plans. Not called for a repeated step: its planning is too short."""
-        ...
 
     def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
         """As Decoder.forward. `attention` has what the host has planned for each KV group, and may be empty."""
-        ...
 
     def finite(self, hidden: Hidden) -> Tensor:
         """Return bool [tokens]: which rows of `forward`'s last result have neither NaN nor infinity."""
-        ...
 
     def logits(self, hidden: Hidden) -> Tensor | None:
         """As Decoder.logits. A recording may overwrite the hidden states that `forward` returned."""
-        ...
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
         """Return int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
-        ...
 
     def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> StepOutputs:
         """Choose a token for each row of logits, and append the tokens to the rows of the batch. `masked`: some rows
         have grammar masks."""
-        ...
 
     def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> StepOutputs:
         """`forward`, `logits` and `choose` in one, for a step in which every token has a row of logits."""
-        ...
 
     def advance(self, shape: Shape) -> None:
         """Append tokens to the rows on a rank that does not choose them: tokens that another rank broadcasts, or zeros,
         which `ModelRunner.learn` replaces later."""
-        ...
 
 
 class EagerStep:

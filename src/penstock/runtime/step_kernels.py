@@ -35,7 +35,6 @@ class StepKernels(Protocol):
 
     def fill(self, state: BatchRows, step: StepArrays, sequences: int, block_size: int) -> None:
         """Fill in the contexts of the step's first `sequences` units, and the inputs of all of their tokens."""
-        ...
 
     def choose(
         self,
@@ -57,11 +56,9 @@ class StepKernels(Protocol):
         any row's kind is FILTERED or TOP_K. The result has `logprobs` alternatives packed for every row; -1: none.
         `masks`, applied after the edits, are those of the step (None: no row has one).
         """
-        ...
 
     def score(self, logits: Tensor, targets: Tensor, k: int, sampling: SamplingRows, edits: EditRows) -> Tensor:
         """Packed logprobs of int64 `targets` [n] with k alternatives each, from raw fp32 logits [n, vocab]."""
-        ...
 
     def advance(self, state: BatchRows, step: StepArrays, sequences: int, tokens: Tensor, outputs: Tensor) -> None:
         """Count the tokens of the step's first `sequences` units as computed; append int64 `tokens` [rows of logits].
@@ -69,7 +66,6 @@ class StepKernels(Protocol):
         The drafts of a unit before the first one that was not sampled are accepted; the sampled token after them
         follows. int32 `outputs` [rows of the batch] are counted up, and `step.accepted` says how many each gained.
         """
-        ...
 
 
 def triton_step(watermark: Watermark | None = None) -> StepKernels:

@@ -26,7 +26,6 @@ class SharedProcessors:
         self._library, self._lease = library, library.penstock_lease_open(address, own.place, own.weight)
 
     def take(self, due: float) -> bool:
-        """See StepLease."""
         answer = self._library.penstock_lease_take(self._lease, _NEVER if due == math.inf else int(due * 1e9))
         if answer == _WAIT:
             rest_teams()
@@ -34,6 +33,5 @@ class SharedProcessors:
         return bool(answer == _CONTESTED)
 
     def give(self) -> None:
-        """See StepLease."""
         rest_teams()
         self._library.penstock_lease_give(self._lease)

@@ -28,17 +28,14 @@ class Policy(Protocol):
     def sort_key(self, request: Request) -> tuple[float, ...]:
         """Return the request's sort key. The smallest key starts first; equal keys keep the order of arrival. All keys
         have the same length and no NaN."""
-        ...
 
     def victim(self, later: list[Sequence]) -> Sequence:
         """Return the sequence to preempt. `later` has the candidates in order, at least one."""
-        ...
 
     @property
     def charge(self) -> Callable[[Outstanding], bool] | None:
         """A function that counts the tokens that a step has computed. It returns True if sort keys may have changed:
         `sort_key` is then called again for waiting requests. None if keys never change."""
-        ...
 
 
 class DueOrder:

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from penstock.families.checkpoint.stored import CheckpointError, Logarithm, Shift, StoredTensor
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf.names import (
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    SHIFTED,
-    SHORT_FACTORS,
-    halves,
-    hf_tensor_name,
-)
+from penstock.families.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHIFTED, SHORT_FACTORS, halves, hf_tensor_name
 from penstock.gguf import GgufTensor, read_gguf, short
 
 _BY_HEAD = (".k_b_proj.weight", ".v_b_proj.weight")  # [heads, rows, columns] in a file: the rows of all heads here

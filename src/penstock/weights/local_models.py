@@ -26,9 +26,9 @@ def full_name(name: str, cache: Path | None = None) -> str | None:
     return next(iter(found), None)
 
 
-def known_names(cache: Path | None = None) -> list[str]:
+def known_names() -> list[str]:
     """Returns the names that stand for models in commands, the short ones included."""
-    cached = cached_models(cache)
+    cached = cached_models()
     names = [EMBEDDED, *(model.name for model in PACKAGED), *(model.name for model in cached)]
     return list(dict.fromkeys([*names, *(short for model in cached for short in _short_names(model))]))
 

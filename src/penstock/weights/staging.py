@@ -12,16 +12,13 @@ class Staging(Protocol):
 
     def buffer(self, size: int) -> Tensor:
         """uint8 [size] on the host, to be filled. Blocks until its last content has been copied."""
-        ...
 
     def put(self, pack: Callable[..., None], start: int, *rows: Tensor) -> None:
         """Call `pack(start, *rows)`, a method of a packer, where weights are packed. `rows` lie in the buffer, or in
         memory of their own. Raises ValueError if the packer does."""
-        ...
 
     def close(self) -> None:
         """Block until all rows are packed."""
-        ...
 
 
 class HostStaging:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import textwrap
-from types import TracebackType
 from typing import IO
 
 from penstock.cli.chat.markdown import BOLD, DIM, MarkdownStream
@@ -92,9 +91,7 @@ class AnswerText:
         self._waiting.enter_context(reporting("waiting for the first token"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._waiting.close()
         self._print(self._markdown.finish() if self._markdown else "")
         if self._last != "\n":

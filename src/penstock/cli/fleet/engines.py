@@ -36,11 +36,8 @@ def show_status(engines: str, key: str | None, authority: str) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("engine", "status", "region, away", "model", "pool", "running", "waiting"):
-        table.add_column(name)
-    table.add_column("KV held + cached")
-    table.add_column("restarts")
+    titles = ("engine", "status", "region, away", "model", "pool", "running", "waiting", "KV held + cached", "restarts")
+    table = Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for address, row, error in rows:
         table.add_row(address, *(row or ("no answer", error)))
     Console().print(table)

@@ -89,7 +89,6 @@ class RayEngines:
         return found
 
     async def ensure(self, count: int) -> None:
-        """See Placement."""
         staying = sum(not engine.draining for engine in self._engines.values())
         for _ in range(count - staying):
             await asyncio.to_thread(self._start)
@@ -104,14 +103,12 @@ class RayEngines:
             engine.actor.drain.remote()
 
     async def kill(self, name: str) -> None:
-        """See Placement."""
         engine = self._engines.pop(name, None)
         if engine is not None:
             await asyncio.to_thread(self._ray.kill, engine.actor)
             self._write()
 
     async def changed(self) -> None:
-        """See Placement."""
         await asyncio.sleep(LOOK_SECONDS)
 
     async def close(self) -> None:

@@ -153,9 +153,7 @@ def _rm(
     remove(model, checked_flag("--revision", revision), yes)
 
 
-def _models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def _models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     from penstock.cli.models.supported import print_supported
 
     print_supported(as_json)

@@ -1,6 +1,5 @@
 """Shows a model's memory, its quantisations and splits, and every setting. Loads neither weights nor torch."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.table import Table
 from penstock.cli.memory_table import memory_table
 from penstock.cli.models.facts import LocalModelFacts
 from penstock.cli.options import Flags
-from penstock.cli.output import write_file
+from penstock.cli.output import write_json
 from penstock.cli.plan.bandwidth import read_bandwidth
 from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.repository import plan_repository
@@ -65,7 +64,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         if types is not None:
             rows = [vars(row) for row in types.types]
             figures |= {"types": rows, "weights_in_memory": _memory_of_weights(found, resolved)}
-        write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
+        write_json(json_file, figures)
 
 
 def _resolve(

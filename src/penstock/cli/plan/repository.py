@@ -1,12 +1,10 @@
 """Sizes the language models of a repository, which share this machine."""
 
-import json
-
 from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.options import Flags
-from penstock.cli.output import write_file
+from penstock.cli.output import write_json
 from penstock.cli.serving.repository import find_language_model
 from penstock.cli.serving.shares import EngineShares
 from penstock.config import DoesNotFit, Given, Resolved, format_bytes
@@ -44,7 +42,7 @@ def plan_repository(given: Given, flags: Flags, json_file: str | None) -> Resolv
     if json_file is not None:
         models = [dict(zip(("name", "fixed", "kv_cache", "kv_cache_most"), row, strict=True)) for row in rows]
         figures = {"memory": machine.memory_available, "engines": shares.at_once, "models": models, "refused": refused}
-        write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
+        write_json(json_file, figures)
     if refused:
         raise DoesNotFit("these models cannot be loaded here: " + "; ".join(refused))
     return own

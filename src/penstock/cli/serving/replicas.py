@@ -104,7 +104,6 @@ class LocalEngines:
             self._places[place] = LocalEngine(name, starting, self._fleet.clock())
 
     async def drain(self, name: str) -> None:
-        """See Placement."""
         for place, engine in self._places.items():
             if engine.name == name and engine.starting is not None:
                 await self._end(place)
@@ -114,12 +113,10 @@ class LocalEngines:
                 engine.draining, engine.since = asyncio.create_task(self._drained(place)), self._fleet.clock()
 
     async def kill(self, name: str) -> None:
-        """See Placement."""
         for place in [place for place, engine in self._places.items() if engine.name == name]:
             await self._end(place)
 
     async def changed(self) -> None:
-        """See Placement."""
         await self._changed.wait()
         self._changed.clear()
 

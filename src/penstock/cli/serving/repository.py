@@ -243,10 +243,7 @@ class ServedRepository:
         rows = await self.repository.index(ready=False)
         ready = sum(row.get("state") == "READY" for row in rows)
         _log.info("the repository has %d models; %d versions are ready", len({row["name"] for row in rows}), ready)
-        self._following = [
-            asyncio.create_task(self.repository.follow()),
-            asyncio.create_task(self._budgets.follow()),
-        ]
+        self._following = [asyncio.create_task(self.repository.follow()), asyncio.create_task(self._budgets.follow())]
 
     def _absent(self) -> Collection[str]:
         return self._on_demand - self._loader.room.names

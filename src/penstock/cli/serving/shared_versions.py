@@ -93,7 +93,6 @@ class SharedVersions:
         await asyncio.gather(*(slot.hold() for slot in self._slots))
 
     def release(self) -> None:
-        """See Reloadable."""
         self.order("release")
 
     async def loader(self, new: LoadedVersion, before: SharedModel) -> Load[SharedModel]:

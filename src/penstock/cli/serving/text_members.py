@@ -121,7 +121,6 @@ class TokenizerMember:
         return InferResult(outputs=[tensor_of(IDS.name, "INT64", ids), tensor_of(MASK.name, "INT64", mask)])
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
-        """See MemberModel."""
         yield await self.infer(request)
 
 

@@ -62,7 +62,6 @@ class TextComparison:
         self._rollout.copy(partial(self._compare, path, body))
 
     def arm(self, candidate: bool) -> TensorModel | None:
-        """See Comparison."""
         return None
 
     def label(self, request_id: str, label: Any) -> bool:
@@ -70,7 +69,6 @@ class TextComparison:
         return False
 
     def end(self, *, promoted: bool) -> None:
-        """See Comparison."""
         self._serving.rollout = None
         if promoted:
             self._promote()

@@ -88,11 +88,7 @@ def run(scenario: Scenario, prices: PriceBook, folder: Path, variant: str) -> di
 
 def result_of(outcome: Outcome, scenario: Scenario) -> dict[str, Any]:
     """Returns the figures, series and timeline of a run, also of one that goes on."""
-    return {
-        "figures": figures_of(outcome, scenario.slo),
-        "series": series_of(outcome),
-        "timeline": outcome.timeline,
-    }
+    return {"figures": figures_of(outcome, scenario.slo), "series": series_of(outcome), "timeline": outcome.timeline}
 
 
 def report_of(
@@ -190,9 +186,8 @@ def _show_timeline(console: Console, variant: str, timeline: list[tuple[float, s
 def _show_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
     if not verdicts:
         return
-    table = Table(title="What is said, and what this run shows", title_justify="left")
-    for heading in ("said", "here", "holds", "note"):
-        table.add_column(heading)
+    title = "What is said, and what this run shows"
+    table = Table("said", "here", "holds", "note", title=title, title_justify="left")
     for verdict in verdicts:
         table.add_row(verdict.claim.says, verdict.text, "yes" if verdict.holds else "no", verdict.claim.note)
     console.print(table)

@@ -55,9 +55,8 @@ def _models(now: Scrape, before: Scrape | None) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("model", "state", "running", "waiting", "KV cache", "tok/s in", "out", "TTFT p50 / p99"):
-        table.add_column(title)
+    titles = ("model", "state", "running", "waiting", "KV cache", "tok/s in", "out", "TTFT p50 / p99")
+    table = Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="dim")
     names = ("engine_healthy", "engine_asleep", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     seconds = _uptime(now) if before is None else now.moment - before.moment
     for model in now.models:
@@ -109,9 +108,8 @@ def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableTy
 def _replicas(now: Scrape) -> "RenderableType":
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("engine", "status", "requests", "running", "waiting", "KV cache", "expected in cache", "moved"):
-        table.add_column(name)
+    titles = ("engine", "status", "requests", "running", "waiting", "KV cache", "expected in cache", "moved")
+    table = Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for labels in now.samples.get("penstock_replica_requests_open", ()):
         name = dict(labels)["replica"]
         statuses = now.samples.get("penstock_replica_status", {})

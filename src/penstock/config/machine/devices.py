@@ -12,16 +12,14 @@ from penstock.config.machine.hardware import Hardware
 from penstock.config.sizes import format_bytes, parse_bytes
 
 # Memory, its bandwidth and one direction of the link to its neighbours (NVLink, or PCIe 4 x16), as their makers say.
-NAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "A100": "80GiB:2039GB/s:300GB/s",
-        "H100": "80GiB:3350GB/s:450GB/s",
-        "H200": "141GB:4800GB/s:450GB/s",
-        "B200": "180GB:8000GB/s:900GB/s",
-        "L4": "24GB:300GB/s:32GB/s",
-        "L40S": "48GB:864GB/s:32GB/s",
-    }
-)
+NAMED: Mapping[str, str] = {
+    "A100": "80GiB:2039GB/s:300GB/s",
+    "H100": "80GiB:3350GB/s:450GB/s",
+    "H200": "141GB:4800GB/s:450GB/s",
+    "B200": "180GB:8000GB/s:900GB/s",
+    "L4": "24GB:300GB/s:32GB/s",
+    "L40S": "48GB:864GB/s:32GB/s",
+}
 # CUDA's compute capability of each.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {"A100": "8.0", "H100": "9.0", "H200": "9.0", "B200": "10.0", "L4": "8.9", "L40S": "8.9"}

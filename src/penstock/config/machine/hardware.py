@@ -35,11 +35,7 @@ def detect_hardware(root: Path = Path("/")) -> Hardware:
         if limit is not None:
             total, available = min(total, limit), min(available, max(limit - used, 0))
         cores = min(cores, cpu_quota(folder) or cores)
-    return Hardware(
-        cores=max(int(cores), 1),
-        memory_total=total,
-        memory_available=available,
-    )
+    return Hardware(cores=max(int(cores), 1), memory_total=total, memory_available=available)
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:

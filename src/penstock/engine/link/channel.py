@@ -17,16 +17,12 @@ class Channel(Protocol):
 
         A Refused among them is the answer to a command that could not be decoded.
         """
-        ...
 
     def post(self, step: Step) -> None:
         """Send a step, or merge it with the steps that the client has not read yet. Never blocks."""
-        ...
 
     def announce(self, event: Ready | Ended) -> None:
         """Send that the engine is ready, or that it ends, after all that was posted."""
-        ...
 
     def waker(self) -> Callable[[], None]:
         """Return a function for other threads, which lets a `receive` that blocks return."""
-        ...

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock.engine.processors import running_on
@@ -85,9 +84,7 @@ class EngineChild:
     def __enter__(self) -> "EngineChild":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def _reap(self) -> None:

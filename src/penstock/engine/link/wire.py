@@ -7,7 +7,6 @@ type rejects its request and never reaches the scheduler or the model.
 import contextlib
 import logging
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -84,15 +83,13 @@ Command = Add | Finish | Abort | Control | Ask | Stop | Counted
 # Why a request is not served: itself, its prompt that has ended two engines, the queue, its deadline, or the engine.
 Cause = Literal["request", "ends engines", "queue", "deadline", "engine"]
 # A subclass comes before its base.
-_ERRORS: Mapping[Cause, type[Exception]] = MappingProxyType(
-    {
-        "queue": QueueFull,
-        "ends engines": EndsEngines,
-        "request": RequestRejected,
-        "deadline": DeadlineExceeded,
-        "engine": EngineError,
-    }
-)
+_ERRORS: Mapping[Cause, type[Exception]] = {
+    "queue": QueueFull,
+    "ends engines": EndsEngines,
+    "request": RequestRejected,
+    "deadline": DeadlineExceeded,
+    "engine": EngineError,
+}
 
 
 class Rejected(msgspec.Struct, frozen=True):

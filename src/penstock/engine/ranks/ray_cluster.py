@@ -60,7 +60,7 @@ class RayRanks:
     Raises EngineError where there is no Ray, no cluster, or no room in it.
     """
 
-    def __init__(self, config: EngineConfig, module: str = MODULE) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         world = config.split.world
         self._ray = connect_ray()
         self._held = contextlib.ExitStack()
@@ -78,7 +78,7 @@ class RayRanks:
             self._held.callback(self._socket.close)
             pids = self._ray.get(
                 [
-                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), msgspec.json.encode(own))
+                    host.start.remote(("-m", MODULE, self._socket.endpoint, str(rank)), msgspec.json.encode(own))
                     for rank, (host, own) in enumerate(zip(hosts, keys.ranks, strict=True))
                 ]
             )

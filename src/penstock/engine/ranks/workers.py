@@ -30,16 +30,13 @@ class Ranks(Protocol):
 
     def connected(self) -> None:
         """Called when every rank has connected both of its sockets."""
-        ...
 
     def send(self, rank: int, frame: bytes) -> None: ...
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
         """Return (rank, report) of every report received. Blocks up to `seconds` for news."""
-        ...
 
     def ended(self) -> dict[int, str]:
         """Return how the ranks that have ended did so, in words, by rank."""
-        ...
 
     def close(self) -> None: ...
 

@@ -31,6 +31,7 @@ from penstock.engine.link.wire import (
     encode,
 )
 from penstock.engine.shared.orders import answered
+from penstock.engine.tasks import spawn
 from penstock.messages import (
     BlockChanges,
     ControlAnswer,
@@ -78,7 +79,6 @@ class ApiConnection:
         return len(self._streams)
 
     def send(self, event: Event) -> None:
-        """Send an event."""
         self._channel.send(encode(event))
 
     def post(self, stats: EngineStats, *, always: bool) -> None:
@@ -141,9 +141,7 @@ class ApiConnection:
             case Control() as command:
                 if isinstance(command.message, WatchBlocks):
                     self._reports = "asked"
-                task = asyncio.create_task(self._control(command))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                spawn(self._tasks, self._control(command))
             case Rejected() as rejected:
                 self._out.rejected.append(rejected)
                 self._hub.flush_soon()

@@ -22,6 +22,7 @@ from penstock.engine.link.wire import (
     decode_event,
     encode,
 )
+from penstock.engine.tasks import spawn
 from penstock.messages import ControlAnswer, EngineError
 
 ORDERS = 0  # the channel; versions have higher numbers
@@ -60,9 +61,7 @@ class ApiLink:
     def _take(self, frame: bytes) -> None:
         match decode_command(frame):
             case Ask() as request:
-                task = asyncio.create_task(self._reply(request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                spawn(self._tasks, self._reply(request))
             case Counted(counts):
                 if self._counts is not None and not self._counts.done():
                     self._counts.set_result(counts)

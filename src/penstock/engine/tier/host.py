@@ -37,11 +37,9 @@ class HostPages:
             ) from None
 
     def scan(self) -> Iterable[tuple[int, int]]:
-        """See PageFiles."""
         return ()
 
     def write(self, key: bytes, page: Any) -> bool:
-        """See PageFiles."""
         self.remove((block_name(key),))
         if not self._free:
             return False
@@ -59,12 +57,10 @@ class HostPages:
         return time.perf_counter() - began if self._pages.get(block_name(key)) is found else 0.0
 
     def remove(self, names: Iterable[int]) -> bool:
-        """See PageFiles."""
         self._free += [found[1] for name in names if (found := self._pages.pop(name, None)) is not None]
         return True
 
     def clear(self) -> bool:
-        """See PageFiles."""
         return self.remove(list(self._pages))
 
 
@@ -78,12 +74,10 @@ class StagedFiles:
         return getattr(self._files, name)
 
     def write(self, key: bytes, page: Any) -> bool:
-        """See PageFiles."""
         page.save(self._down)
         return self._files.write(key, self._down)
 
     def read(self, key: bytes, page: Any) -> float:
-        """See PageFiles."""
         began = time.perf_counter()
         if not self._files.read(key, self._up):
             return 0.0

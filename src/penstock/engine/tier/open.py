@@ -32,11 +32,9 @@ class HasPages(Protocol):
 
     def page(self, block: int) -> Any:
         """Return the memory of a block: all layers' keys and values, with their scales. On a GPU: a DevicePage."""
-        ...
 
     def host_memory(self, size: int) -> memoryview:
         """Return memory that pages of a GPU can be copied to. Raises RuntimeError if there is none."""
-        ...
 
 
 class PageFolder:

@@ -167,12 +167,10 @@ class PeerPages:
         return LONGEST_WAIT
 
     def begin(self, keys: list[bytes]) -> None:
-        """See PageSource."""
         self.jobs = self._thread = JobThread("kv-peer", self._results)
         self.jobs.submit(partial(self._connect, keys), lambda _: None)
 
     def done(self, key: bytes, seconds: float) -> None:
-        """See PageSource."""
         if seconds or not self._failed:
             self._count(seconds > 0.0)
         self._failed = self._failed or not seconds
@@ -189,7 +187,6 @@ class PeerPages:
     # -- on the thread --------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, page: memoryview) -> float:
-        """See PageSource."""
         began = time.perf_counter()
         if self._connection is None:
             return 0.0

@@ -30,29 +30,23 @@ class PageSource(Protocol):
 
     def leading(self, keys: list[bytes]) -> int:
         """Return how many of the first `keys` it has or will have."""
-        ...
 
     def patience(self, tokens: int, prefill_rate: float) -> float:
         """Return for how many seconds a request should wait for the blocks of `tokens`; 0: compute them instead. The
         rate is in tokens per second, 0 before one was measured."""
-        ...
 
     def begin(self, keys: list[bytes]) -> None:
         """Note that these blocks will be read, in this order, until `end`."""
-        ...
 
     def read(self, key: bytes, page: memoryview) -> float:
         """Read a block into `page`, on a thread. Returns the seconds that it took; 0 if it cannot be read, and then
         `page` has any content."""
-        ...
 
     def done(self, key: bytes, seconds: float) -> None:
         """Note what a `read` has returned; 0 also if it has raised an exception."""
-        ...
 
     def end(self) -> None:
         """Note that the request waits no longer. Reads that were begun should end soon."""
-        ...
 
 
 class Fetch:

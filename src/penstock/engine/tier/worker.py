@@ -22,7 +22,6 @@ class Jobs(Protocol):
     def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
         """Run `work`. `done` is called later on the engine's thread with what it returned, or with None if it has
         raised an exception."""
-        ...
 
 
 class JobThread:
@@ -36,7 +35,6 @@ class JobThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
-        """See Jobs."""
         self._jobs.put(partial(_run, work, done))
 
     def close(self, seconds: float) -> None:

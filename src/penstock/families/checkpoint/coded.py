@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import broken, first_bytes
 from penstock.families.checkpoint.fp8 import Fp8
-from penstock.families.checkpoint.scheme import RowDecoder, read_tensors
+from penstock.families.checkpoint.scheme import Formats, RowDecoder, read_tensors
 from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.hf_config import HFConfig
 
@@ -29,12 +29,10 @@ class MatrixLayout(RowDecoder, Protocol):
 
     def format(self, columns: int) -> WeightFormat | None:
         """The format that holds the codes of rows of so many columns: see Scheme.stored."""
-        ...
 
     def take(self, name: str, found: dict[str, StoredTensor]) -> StoredTensor | None:
         """Removes the tensors of the matrix `name` from `found` and returns them as one, or None if it is stored in
         another way. Raises CheckpointError if they do not fit."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class Coded:
         unordered = ".experts." in name or name.endswith("kv_b_proj.weight")
         return None if fmt is not None and fmt.ordered and unordered else fmt
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         found = read_tensors(tensors)
         for name, fmt in wanted.items():
             layout = self.layout_of(name.removesuffix(".weight"))
@@ -70,7 +66,7 @@ class Coded:
         return found if self.fp8 is None else self.fp8.join(found, wanted)
 
 
-def _drop_zero_bias(name: str, found: dict[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]) -> None:
+def _drop_zero_bias(name: str, found: dict[str, StoredTensor], wanted: Formats) -> None:
     """Removes a bias of zeros that the model does not have: older versions of AutoGPTQ add them."""
     bias = found.get(name)
     if (
@@ -92,11 +88,11 @@ def is_head(module: str) -> bool:
     return module.rpartition(".")[2] in HEADS and not in_layers(module)
 
 
-def group_size(fields: HFConfig, multiple: int, name: str = "group_size") -> int:
+def group_size(fields: HFConfig, multiple: int) -> int:
     """The values of a row that share a scale; 0: all of them do. Raises UnsupportedModel."""
-    size = fields.integer(name, -1, least=-1)
+    size = fields.integer("group_size", -1, least=-1)
     if size == 0 or (size > 0 and size % multiple):
-        raise fields.unsupported(name, size, f"multiples of {multiple}, or -1 for whole rows")
+        raise fields.unsupported("group_size", size, f"multiples of {multiple}, or -1 for whole rows")
     return max(size, 0)
 
 

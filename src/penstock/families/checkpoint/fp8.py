@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock.config.weights import WeightFormat
 from penstock.families.checkpoint.codes import FLOAT_BYTES, floats
-from penstock.families.checkpoint.scheme import Decode, read_tensors
+from penstock.families.checkpoint.scheme import Decode, Formats, read_tensors
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
 
@@ -46,9 +46,7 @@ class Fp8:
     def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return None
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         found = read_tensors(tensors)
         for name, tensor in tensors.items():
             if tensor.dtype != FP8:

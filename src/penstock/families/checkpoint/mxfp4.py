@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
-from penstock.families.checkpoint.scheme import SUPPORTED, Decode
+from penstock.families.checkpoint.scheme import SUPPORTED, Decode, Formats
 from penstock.families.checkpoint.stacks import matrices_of, numbered, stacks_in
 from penstock.families.checkpoint.stored import CheckpointError, ReadPart, Rows, StoredTensor
 from penstock.families.hf_config import HFConfig
@@ -32,9 +32,7 @@ class Mxfp4:
     def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return GGUF_FORMATS[MXFP4] if name.endswith("]") and kind != "vector" else None
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         found = dict(tensors)
         for name in stacks_in(wanted):
             ends = f"{name}_blocks", f"{name}_scales"

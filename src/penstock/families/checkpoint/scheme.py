@@ -20,6 +20,7 @@ UNREAD = (
     ".kv_scale",
     ".prob_scale",
 )
+Formats = Mapping[str, WeightFormat | None]  # of tensors, by name
 
 
 class RowDecoder(Protocol):
@@ -28,7 +29,6 @@ class RowDecoder(Protocol):
     def decode(self, rows: Rows, others: tuple[StoredTensor, ...], part: ReadPart) -> Rows:
         """Returns the rows of a joined tensor as codes with their scales. `rows` are the stored bytes of its first
         tensor, and `others` are the tensors that were joined with that one."""
-        ...
 
 
 class Scheme(Protocol):
@@ -38,15 +38,11 @@ class Scheme(Protocol):
         """Returns the format that holds a tensor's codes (quantised values) without loss. Returns None if the tensor
         has floats, or codes that no format of ours holds: these are read as floats. `kind` is that of the parameter
         (see spec.Parameter.kind), `columns` its second dimension."""
-        ...
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         """Returns the model's tensors by name, at least those of `wanted`, which has what `stored` returned for each.
         The stored tensors of one matrix, such as its codes and scales, are joined into one tensor with a Decode step.
         Raises CheckpointError if they do not fit."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from penstock.families.checkpoint.auto_round import auto_round
 from penstock.families.checkpoint.awq import Awq
@@ -17,18 +16,16 @@ from penstock.families.spec import ModelSpec, Parameter
 
 # quant_method -> a function (config.json, its quantization_config) -> Scheme. GGUF files have no quant_method: their
 # scheme is in families/gguf/scheme.py.
-SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = MappingProxyType(
-    {
-        "gptq": Gptq.of,
-        "awq": Awq.of,
-        "auto-round": auto_round,
-        "compressed-tensors": compressed_tensors,
-        "modelopt": modelopt,
-        "bitsandbytes": bitsandbytes,
-        "fp8": Fp8.of,
-        "mxfp4": Mxfp4.of,
-    }
-)
+SCHEMES: Mapping[str, Callable[[HFConfig, HFConfig], Scheme]] = {
+    "gptq": Gptq.of,
+    "awq": Awq.of,
+    "auto-round": auto_round,
+    "compressed-tensors": compressed_tensors,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
+    "fp8": Fp8.of,
+    "mxfp4": Mxfp4.of,
+}
 
 
 def scheme_of(config: HFConfig, quantization: HFConfig) -> Scheme:

@@ -1,13 +1,12 @@
 """Reads the settings that only some architectures have from the metadata, and returns them as config.json has them."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import MAX_HEAD_DIM, SIGMOID, GgufKeys
 from penstock.families.gguf.rope import rope_scaling, scaling_of
-from penstock.families.gguf.states import DELTA_NETS, granite_multipliers
+from penstock.families.gguf.states import DELTA_NETS, granite_multipliers, routed_experts
 from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 
@@ -32,8 +31,8 @@ def _llama(keys: GgufKeys) -> dict[str, Any]:
         return _mistral(keys)
     return {
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in keys.tensors,
+        "attention_bias": keys.has("attn_q.bias"),
+        "mlp_bias": keys.has("ffn_gate.bias"),
     }
 
 
@@ -68,7 +67,7 @@ def _qwen2(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _qwen3(keys: GgufKeys) -> dict[str, Any]:
-    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": "blk.0.attn_q.bias" in keys.tensors}
+    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": keys.has("attn_q.bias")}
 
 
 def _experts(keys: GgufKeys) -> dict[str, Any]:
@@ -87,7 +86,7 @@ def _qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
         **_experts(keys),
         "architectures": ["Qwen2MoeForCausalLM"],
         "norm_topk_prob": False,
-        "qkv_bias": "blk.0.attn_q.bias" in keys.tensors,
+        "qkv_bias": keys.has("attn_q.bias"),
         "shared_expert_intermediate_size": keys.integer(
             "expert_shared_feed_forward_length", keys.integer("feed_forward_length")
         ),
@@ -99,7 +98,7 @@ def _qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
         **_experts(keys),
         "architectures": ["Qwen3MoeForCausalLM"],
         "norm_topk_prob": True,
-        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
+        "attention_bias": keys.has("attn_q.bias"),
     }
 
 
@@ -240,13 +239,8 @@ def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
         "num_hidden_layers": keys.layers - keys.integer("nextn_predict_layers", 0, least=0),
         "attention_bias": keys.has("attn_q.bias"),
         "use_qk_norm": keys.has("attn_q_norm.weight"),
-        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "n_shared_experts": keys.integer("expert_shared_count", 1, least=0),
+        **routed_experts(keys, shared=1),
         "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, least=0),
-        "norm_topk_prob": keys.flag("expert_weights_norm"),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
     }
 
 
@@ -266,13 +260,8 @@ def _deepseek2(keys: GgufKeys) -> dict[str, Any]:
         "qk_nope_head_dim": keys.integer("attention.key_length_mla", least=rotated + 1) - rotated,
         "qk_rope_head_dim": rotated,
         "v_head_dim": keys.integer("attention.value_length_mla"),
-        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "n_shared_experts": keys.integer("expert_shared_count", 0, least=0),
+        **routed_experts(keys, shared=0),
         "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, least=0),
-        "norm_topk_prob": keys.flag("expert_weights_norm"),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "n_group": groups,
         "topk_group": keys.integer("expert_group_used_count", 1),
         "topk_method": "noaux_tc" if sigmoid else "group_limited_greedy" if groups > 1 else "greedy",
@@ -332,36 +321,34 @@ _EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which 
 _LAYERS_OF_GEMMA2_27B = 46
 _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
 
-FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
-    {
-        "llama": _llama,
-        "llama4": _llama4,
-        "mistral3": _mistral3,
-        "qwen2": _qwen2,
-        "qwen3": _qwen3,
-        "qwen2moe": _qwen2_moe,
-        "qwen3moe": _qwen3_moe,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
-        "gemma4": _gemma4,
-        "granite": _granite,
-        "granitemoe": _granite_moe,
-        "olmo2": _olmo2,
-        "smollm3": _smollm3,
-        "seed_oss": _seed_oss,
-        "phi3": _phi3,
-        "command-r": _command_r,
-        "cohere2": _cohere2,
-        "chatglm": _glm,
-        "glm4": _glm4,
-        "glm4moe": _glm4_moe,
-        "deepseek2": _deepseek2,
-        "starcoder2": _starcoder2,
-        "gpt2": _gpt2,
-        "gptneox": _gpt_neox,
-        "falcon": _falcon,
-        "gpt-oss": _gpt_oss,
-        **STATES,
-    }
-)
+FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = {
+    "llama": _llama,
+    "llama4": _llama4,
+    "mistral3": _mistral3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "granite": _granite,
+    "granitemoe": _granite_moe,
+    "olmo2": _olmo2,
+    "smollm3": _smollm3,
+    "seed_oss": _seed_oss,
+    "phi3": _phi3,
+    "command-r": _command_r,
+    "cohere2": _cohere2,
+    "chatglm": _glm,
+    "glm4": _glm4,
+    "glm4moe": _glm4_moe,
+    "deepseek2": _deepseek2,
+    "starcoder2": _starcoder2,
+    "gpt2": _gpt2,
+    "gptneox": _gpt_neox,
+    "falcon": _falcon,
+    "gpt-oss": _gpt_oss,
+    **STATES,
+}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _GATE_UP = ".experts.{}.gate_up_proj."
@@ -12,24 +11,22 @@ _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z][a-z0-9_.]*?)(?:\.(weight|bia
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TRANSFORMER = {"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"}
 _BACKBONE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
-_OUTER_OF: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "gpt2": {**_TRANSFORMER, "position_embd": "transformer.wpe"},
-        "falcon": {**_TRANSFORMER, "token_embd": "transformer.word_embeddings"},
-        "gptneox": {
-            "token_embd": "gpt_neox.embed_in",
-            "output_norm": "gpt_neox.final_layer_norm",
-            "output": "embed_out",
-        },
-        "gemma4": {
-            **_OUTER,
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
-        **dict.fromkeys(("mamba2", "nemotron_h", "nemotron_h_moe"), _BACKBONE),
-    }
-)
+_OUTER_OF: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {**_TRANSFORMER, "position_embd": "transformer.wpe"},
+    "falcon": {**_TRANSFORMER, "token_embd": "transformer.word_embeddings"},
+    "gptneox": {
+        "token_embd": "gpt_neox.embed_in",
+        "output_norm": "gpt_neox.final_layer_norm",
+        "output": "embed_out",
+    },
+    "gemma4": {
+        **_OUTER,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    **dict.fromkeys(("mamba2", "nemotron_h", "nemotron_h_moe"), _BACKBONE),
+}
 _LAYERS_OF = {
     "gpt2": "transformer.h.",
     "falcon": "transformer.h.",
@@ -121,11 +118,7 @@ _BIASED_MOE = {  # the choice of experts has a bias
     **_mlp_of("mlp.experts.{}", "_exps"),
     **_mlp_of("mlp.shared_experts", "_shexp"),
 }
-_GLM4_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
-    **_BIASED_MOE,
-    **_NEXT,
-}
+_GLM4_MOE = {"post_attention_norm": "post_attention_layernorm", **_BIASED_MOE, **_NEXT}
 _DEEPSEEK = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -205,43 +198,29 @@ _NEMOTRON_H = {
     **_mamba("mixer"),
     **_NEXT,
 }
-_BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "llama": _LLAMA | _MIXTRAL,
-        "llama4": _LLAMA | _LLAMA4,
-        "mistral3": _LLAMA,
-        "qwen2": _LLAMA,
-        "qwen3": _LLAMA,
-        "qwen2moe": _LLAMA | _QWEN_MOE,
-        "qwen3moe": _LLAMA | _QWEN_MOE,
-        "gemma": _LLAMA,
-        "gemma2": _LLAMA | _GEMMA,
-        "gemma3": _LLAMA | _GEMMA,
-        "gemma4": _LLAMA | _GEMMA4,
-        "granite": _LLAMA,
-        "granitemoe": _LLAMA | _GRANITE_MOE,
-        "olmo2": _LLAMA | _GEMMA,
-        "smollm3": _LLAMA,
-        "seed_oss": _LLAMA | {"post_attention_norm": "post_attention_layernorm"},
-        "phi3": _LLAMA | _FUSED,
-        "command-r": _LLAMA,
-        "cohere2": _LLAMA,
-        "chatglm": _LLAMA | _FUSED,
-        "glm4": _LLAMA | _GLM4,
-        "glm4moe": _LLAMA | _GLM4_MOE,
-        "deepseek2": _LLAMA | _DEEPSEEK,
-        "starcoder2": _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        "gpt2": _GPT2,
-        "gptneox": _GPT_NEOX,
-        "falcon": _FALCON,
-        "gpt-oss": _LLAMA | _GPT_OSS,
-        **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _LLAMA | _QWEN_MOE | _DELTA_NET),
-        "granitehybrid": _LLAMA | _GRANITE_MOE | _mamba("mamba"),
-        "nemotron_h": _NEMOTRON_H,
-        "nemotron_h_moe": _NEMOTRON_H,
-        "mamba2": {"attn_norm": "norm"} | _mamba("mixer"),
-    }
-)
+_BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("mistral3", "qwen2", "qwen3", "gemma", "granite", "smollm3", "command-r", "cohere2"), _LLAMA),
+    "llama": _LLAMA | _MIXTRAL,
+    "llama4": _LLAMA | _LLAMA4,
+    **dict.fromkeys(("qwen2moe", "qwen3moe"), _LLAMA | _QWEN_MOE),
+    **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _LLAMA | _GEMMA),
+    "gemma4": _LLAMA | _GEMMA4,
+    "granitemoe": _LLAMA | _GRANITE_MOE,
+    "seed_oss": _LLAMA | {"post_attention_norm": "post_attention_layernorm"},
+    **dict.fromkeys(("phi3", "chatglm"), _LLAMA | _FUSED),
+    "glm4": _LLAMA | _GLM4,
+    "glm4moe": _LLAMA | _GLM4_MOE,
+    "deepseek2": _LLAMA | _DEEPSEEK,
+    "starcoder2": _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "gpt2": _GPT2,
+    "gptneox": _GPT_NEOX,
+    "falcon": _FALCON,
+    "gpt-oss": _LLAMA | _GPT_OSS,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _LLAMA | _QWEN_MOE | _DELTA_NET),
+    "granitehybrid": _LLAMA | _GRANITE_MOE | _mamba("mamba"),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
+    "mamba2": {"attn_norm": "norm"} | _mamba("mixer"),
+}
 
 # Tensors that are part of the configuration: see rope.py.
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.config.weights import GGUF_FORMATS, WeightFormat
+from penstock.families.checkpoint.scheme import Formats
 from penstock.families.checkpoint.schemes import with_scheme
 from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.gguf.config import rotary_dim
@@ -23,9 +24,7 @@ class Gguf:
     def stored(self, name: str, kind: str, columns: int) -> WeightFormat | None:
         return GGUF_FORMATS.get(self.types.get(EXPERT.sub("{}", name), ""))
 
-    def join(
-        self, tensors: Mapping[str, StoredTensor], wanted: Mapping[str, WeightFormat | None]
-    ) -> dict[str, StoredTensor]:
+    def join(self, tensors: Mapping[str, StoredTensor], wanted: Formats) -> dict[str, StoredTensor]:
         return dict(tensors)
 
 

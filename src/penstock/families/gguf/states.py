@@ -4,20 +4,17 @@ Source: conversion/{qwen,granite,nemotron,mamba}.py of llama.cpp. The kind of a 
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import SIGMOID, GgufKeys
 from penstock.families.hf_config import UnsupportedModel
 
-DELTA_NETS: Mapping[str, str] = MappingProxyType(
-    {
-        "qwen3next": "Qwen3NextForCausalLM",
-        "qwen35": "Qwen3_5ForCausalLM",
-        "qwen35moe": "Qwen3_5MoeForCausalLM",
-    }
-)
+DELTA_NETS: Mapping[str, str] = {
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+}
 
 
 def _sizes(keys: GgufKeys, *, heads: str, groups: str, state: str, taps: str, head_dim: str) -> dict[str, Any]:
@@ -84,6 +81,18 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def routed_experts(keys: GgufKeys, shared: int) -> dict[str, Any]:
+    """The experts of which the router scales the output. `shared` experts see every token if the file does not say."""
+    return {
+        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.integer("expert_shared_count", shared, least=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
 def granite_multipliers(keys: GgufKeys) -> dict[str, float]:
     return {
         "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
@@ -147,13 +156,8 @@ def _nemotron_h(keys: GgufKeys) -> dict[str, Any]:
     keys.refuse("expert_gating_func", "Nemotron's experts are chosen by sigmoid", SIGMOID)
     return {
         **config,
-        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        **routed_experts(keys, shared=1),
         "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
-        "n_shared_experts": keys.integer("expert_shared_count", 1, least=0),
-        "norm_topk_prob": keys.flag("expert_weights_norm"),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "n_group": keys.integer("expert_group_count", 1),
         "topk_group": keys.integer("expert_group_used_count", 1),
         "moe_latent_size": keys.integer("moe_latent_size", 0, least=0),
@@ -170,12 +174,10 @@ def _mamba2(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
-    {
-        **dict.fromkeys(DELTA_NETS, _delta_net),
-        "granitehybrid": _granite,
-        "nemotron_h": _nemotron_h,
-        "nemotron_h_moe": _nemotron_h,
-        "mamba2": _mamba2,
-    }
-)
+FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = {
+    **dict.fromkeys(DELTA_NETS, _delta_net),
+    "granitehybrid": _granite,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
+    "mamba2": _mamba2,
+}

@@ -80,17 +80,14 @@ class AttentionSpec(Protocol):
     @property
     def causal(self) -> bool:
         """Whether a token sees none after it: only then can a prompt be computed in chunks."""
-        ...
 
     @property
     def page(self) -> PageShape:
         """The layer's part of a page of its KV group, or its state."""
-        ...
 
     @property
     def rotary(self) -> tuple[RopeSpec, int] | None:
         """(rope, head size) of the rotation that the layer applies. Layers with equal ones share its computation."""
-        ...
 
     @property
     def memory(self) -> AttentionMemory: ...
@@ -100,24 +97,21 @@ class AttentionSpec(Protocol):
 
     def shard(self, ranks: int, rank: int) -> "AttentionSpec":
         """The part of tensor rank `rank`. `ranks` divides all of `tensor_split.sizes`."""
-        ...
 
 
 QKNorm = Literal["", "heads", "whole", "centered", "unit"]
 
-_GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
-    {
-        "qkv.weight": "rows",
-        "qkv.bias": "rows",
-        "output.weight": "columns",
-        "output.bias": "once",
-        "q_norm.weight": "whole",
-        "k_norm.weight": "whole",
-        "gate.weight": "rows",
-        "gate.bias": "rows",
-        "sinks.weight": "rows",
-    }
-)
+_GROUPED_QUERY_CUTS: Mapping[str, Cut] = {
+    "qkv.weight": "rows",
+    "qkv.bias": "rows",
+    "output.weight": "columns",
+    "output.bias": "once",
+    "q_norm.weight": "whole",
+    "k_norm.weight": "whole",
+    "gate.weight": "rows",
+    "gate.bias": "rows",
+    "sinks.weight": "rows",
+}
 # How ranks divide norms whose heads have separate weights.
 _OWN_NORMS: Mapping[str, Cut] = MappingProxyType({"q_norm.weight": "rows", "k_norm.weight": "rows"})
 

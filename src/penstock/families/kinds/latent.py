@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.config.facts import PageShape
@@ -10,24 +9,22 @@ from penstock.families.kinds.attention import AttentionMemory, Cut, RopeSpec, Te
 from penstock.families.rows import head_order
 from penstock.families.spec import Parameter, TensorSource, joined, stacked
 
-_CUTS: Mapping[str, Cut] = MappingProxyType(
-    {
-        "query_down.weight": "whole",
-        "query_down.bias": "whole",
-        "query_norm.weight": "whole",
-        "query.weight": "rows",
-        "query_rope.weight": "rows",
-        "latent.weight": "whole",
-        "latent.bias": "whole",
-        "latent_norm.weight": "whole",
-        "key_rope.weight": "whole",
-        "key_rope.bias": "whole",
-        "key_up.weight": "rows",
-        "value_up.weight": "rows",
-        "output.weight": "columns",
-        "output.bias": "once",
-    }
-)
+_CUTS: Mapping[str, Cut] = {
+    "query_down.weight": "whole",
+    "query_down.bias": "whole",
+    "query_norm.weight": "whole",
+    "query.weight": "rows",
+    "query_rope.weight": "rows",
+    "latent.weight": "whole",
+    "latent.bias": "whole",
+    "latent_norm.weight": "whole",
+    "key_rope.weight": "whole",
+    "key_rope.bias": "whole",
+    "key_up.weight": "rows",
+    "value_up.weight": "rows",
+    "output.weight": "columns",
+    "output.bias": "once",
+}
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.anthropic.errors import error_body
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
-from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import sse_event
 from penstock.frontend.requests.reply import ReplyReader, join_parts, read_parts
 from penstock.frontend.requests.tools import parse_arguments
 from penstock.text.calls import Part
@@ -24,10 +24,9 @@ _DELTAS = {
 }
 
 
-class MessageCodec:
+class MessageCodec(Codec):
     """A message has text, thinking and tool_use blocks. In a stream, each has a start, deltas and a stop."""
 
-    stream_type = STREAM_TYPE
     heartbeat = _PING
 
     def __init__(

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import msgspec
 import orjson
 
 from penstock.frontend.anthropic.codec import MessageCodec
@@ -11,13 +10,10 @@ from penstock.frontend.http.body import decode
 from penstock.frontend.requests.chat import ChatRequest, encode_messages, prepare_chat
 from penstock.frontend.requests.sampling import GenerationOptions, check_options, given_sampling, stop_strings
 
-_messages = msgspec.json.Decoder(MessageFields)
-_prompts = msgspec.json.Decoder(PromptFields)
-
 
 async def read_message(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_messages, body)
+    fields = decode(MessageFields, body)
     context = await context.for_model(fields.model)
     options = GenerationOptions(
         stop=stop_strings(fields.stop_sequences), seed=fields.seed, sampling=given_sampling(fields)
@@ -42,7 +38,7 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
 
 async def count_tokens(body: bytes, context: RequestContext) -> bytes:
     """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_prompts, body)
+    fields = decode(PromptFields, body)
     context = await context.for_model(fields.model)
     use = read_tools(fields, context.model, context.limits)
     prompt = await encode_messages(context, await read_prompt(fields, context.limits, use), len(body))

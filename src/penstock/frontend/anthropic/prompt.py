@@ -12,13 +12,7 @@ from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import GrammarSource
 from penstock.frontend.requests.reasoning import check_budget, reasoning_variables, thinking_variables
 from penstock.frontend.requests.reply import ToolChoice, ToolUse
-from penstock.frontend.requests.tools import (
-    check_arguments,
-    check_calls,
-    check_tools,
-    to_json,
-    use_tools,
-)
+from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 from penstock.frontend.served import ServedModel
 
 _CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}

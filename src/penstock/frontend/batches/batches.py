@@ -35,12 +35,9 @@ class BatchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_expires_after: ExpiryFields | None = None
 
 
-_decoder = msgspec.json.Decoder(BatchFields)
-
-
 async def create_batch(body: bytes, context: RequestContext) -> bytes:
     """Begins a batch. Raises APIError that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(BatchFields, body)
     storage = storage_of(context.storage)
     if fields.endpoint not in PATHS:
         shown = fields.endpoint[:60]

@@ -84,15 +84,12 @@ class Background(Protocol):
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        ...
 
     def wake(self) -> None:
         """Called when there may be something to do."""
-        ...
 
     async def close(self) -> None:
         """Called when no request is left."""
-        ...
 
 
 class Access:

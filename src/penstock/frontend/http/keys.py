@@ -30,20 +30,16 @@ class Keys(Protocol):
     @property
     def required(self) -> bool:
         """False if requests without a key are answered."""
-        ...
 
     @property
     def tenants(self) -> list[str]:
         """All that may own something."""
-        ...
 
     def holder(self, key: bytes) -> Holder | None:
         """Returns the holder of a key; None if it is not valid. b"" is no key."""
-        ...
 
     def reload(self) -> None:
         """Reads the keys again. If they cannot be read, they stay as they are."""
-        ...
 
 
 class ApiKeys:

@@ -34,11 +34,9 @@ class Beside(Protocol):
 
     async def start(self) -> None:
         """Starts to serve. Raises OSError if the address cannot be used."""
-        ...
 
     async def stop(self, seconds: float) -> None:
         """Refuses new calls, and ends those that are left after `seconds`."""
-        ...
 
 
 async def serve(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 from penstock.frontend.http.asgi import Headers, Send
 
@@ -38,9 +37,7 @@ class StreamedResponse:
         self._beating = asyncio.create_task(self._beat())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._beating is not None
         self._beating.cancel()
         await asyncio.gather(self._beating, return_exceptions=True)  # it fails if the client has gone

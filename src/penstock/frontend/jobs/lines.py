@@ -27,13 +27,10 @@ class AnswerLine(msgspec.Struct):
     custom_id: str
 
 
-_decoder = msgspec.json.Decoder(BatchLine)
-
-
 def read_line(line: bytes, paths: Collection[str]) -> BatchLine:
     """Raises ValueError that says what is wrong. `paths` are the accepted values of `url`."""
     try:
-        request = decode(_decoder, line)
+        request = decode(BatchLine, line)
     except APIError as error:
         text = error.message.replace("the body ", "the line ", 1)
         raise ValueError(f'{text}; a line is {{"custom_id": ..., "url": ..., "body": {{...}}}}') from None

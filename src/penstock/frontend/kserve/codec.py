@@ -4,20 +4,17 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import sse_event
 from penstock.frontend.kserve.errors import error_body
 
 FINAL = "triton_final_response"  # the parameter of a stream's last answer
 
 
-class GenerateCodec:
+class GenerateCodec(Codec):
     """Encodes answers of generate: the whole text, or in a stream the text of each event."""
-
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
 
     def __init__(self, head: dict[str, Any], echo: str) -> None:
         """`head` are the fields before the text. `echo` is put before the text."""
@@ -31,9 +28,6 @@ class GenerateCodec:
         """An event with new text. The last one may have none."""
         last = update.finish_reason is not None
         return sse_event(self._encode(update.text, last=last)) if update.text or last else b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
 
     def failure(self, error: APIError) -> bytes:
         return sse_event(error_body(error))

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
@@ -15,8 +13,8 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.messages.tensors import NotReady, TensorModel, TensorModels
 
 VERSION = "1"  # of each model
+NO_REPOSITORY = "this server has no repository of models: start it with --repository DIR"
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM
-_decoder = msgspec.json.Decoder(GenerateFields)
 
 
 async def read_generate(body: bytes, context: RequestContext) -> Call:
@@ -97,7 +95,7 @@ async def read_text(
 
 
 async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
-    fields = decode(_decoder, body)
+    fields = decode(GenerateFields, body)
     beside = {name: value for name in Parameters.__struct_fields__ if (value := getattr(fields, name)) is not None}
     parameters = fields.parameters or Parameters()
     for name, value in beside.items():

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer, StreamedAnswer
@@ -14,8 +12,6 @@ from penstock.frontend.kserve.generate import one_shot_model, read_text
 
 TEXTS = ("text_input", "sampling_parameters")  # inputs of the type BYTES
 FLAGS = ("stream", "exclude_input_in_output")  # of BOOL; over HTTP, the path says whether the answer is a stream
-_decoder = msgspec.json.Decoder(InferFields)
-_parameters = msgspec.json.Decoder(Parameters)
 
 
 async def read_infer(body: bytes, context: RequestContext) -> Call | Answer:
@@ -42,7 +38,7 @@ async def read_infer_stream(body: bytes, context: RequestContext) -> Call | Stre
 async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
     if any(name == b"inference-header-content-length" for name, _ in context.headers):
         raise APIError(415, "this model takes no binary tensors; send them as JSON (binary_data=False)")
-    fields = decode(_decoder, body)
+    fields = decode(InferFields, body)
     inputs = {tensor.name: tensor for tensor in fields.inputs}
     if unknown := inputs.keys() - {*TEXTS, *FLAGS}:
         name = min(unknown)[:100]
@@ -56,7 +52,7 @@ async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
     flags = {name: _flag(inputs[name]) for name in FLAGS if name in inputs}
     parameters = fields.parameters or Parameters()
     if "sampling_parameters" in texts:  # a JSON object, as in Triton's backend for vLLM
-        parameters = decode(_parameters, _bounded(texts["sampling_parameters"], context).encode())
+        parameters = decode(Parameters, _bounded(texts["sampling_parameters"], context).encode())
     if "exclude_input_in_output" in flags:
         parameters.exclude_input_in_output = flags["exclude_input_in_output"]
     return await read_text(texts["text_input"], parameters, context, InferCodec, fields.id, streams)

@@ -34,10 +34,6 @@ class LoadFields(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_index = msgspec.json.Decoder(IndexFields)
-_load = msgspec.json.Decoder(LoadFields)
-
-
 async def show_server(body: bytes, context: RequestContext) -> bytes:
     extensions = ["generate", "model_configuration", "model_repository", "statistics"]
     if context.models.tensors is not None:
@@ -114,7 +110,7 @@ async def show_all_stats(body: bytes, context: RequestContext) -> bytes:
 
 
 async def list_repository(body: bytes, context: RequestContext) -> bytes:
-    ready = decode(_index, body).ready if body.strip() else False
+    ready = decode(IndexFields, body).ready if body.strip() else False
     tensors = context.models.tensors
     rows = [] if tensors is None else await tensors.index(ready=ready)
     there = {row["name"] for row in rows}
@@ -131,7 +127,7 @@ async def load(body: bytes, context: RequestContext) -> Answer:
     if tensors is None:
         await for_path(context)
         return Answer(b"")
-    parameters = decode(_load, body).parameters if body.strip() else {}
+    parameters = decode(LoadFields, body).parameters if body.strip() else {}
     config, files = None, {}
     for name, value in parameters.items():
         if not isinstance(value, str):
@@ -160,7 +156,7 @@ async def unload(body: bytes, context: RequestContext) -> Answer:
     if tensors is None:
         _, name = await for_path(context)
         raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")
-    parameters = decode(_load, body).parameters if body.strip() else {}
+    parameters = decode(LoadFields, body).parameters if body.strip() else {}
     try:
         await tensors.unload(context.path["model"], dependents=bool(parameters.get("unload_dependents")))
     except LoadFailed as error:

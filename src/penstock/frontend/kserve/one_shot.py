@@ -24,7 +24,7 @@ from penstock.messages.tensors import InferRequest, InferResult, Tensor, TensorM
 
 HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the binary data
 _BINARY = b"application/octet-stream"
-_MAX_TENSORS = 1024  # inputs or outputs of a request
+_MAX_TENSORS = 1024  # inputs, outputs or parameters of a request
 _MICROSECONDS = 1e6
 _OF_STREAMS = MappingProxyType(
     {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -57,9 +57,6 @@ class InferBody(msgspec.Struct):
     outputs: list[OutputField] | None = None
 
 
-_decoder = msgspec.json.Decoder(InferBody)
-
-
 async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Answer:
     """Answers a request. Raises APIError that names the tensor."""
     length = first_value(context.headers, HEADER_LENGTH)
@@ -67,7 +64,7 @@ async def infer(body: bytes, context: RequestContext, model: TensorModel) -> Ans
         fields, request = InferBody(inputs=[], parameters={"binary_data_output": True}), _raw(body, model)
     else:
         split = len(body) if length is None else _length(length, len(body))
-        fields = decode(_decoder, body[:split])
+        fields = decode(InferBody, body[:split])
         request = _request(fields, memoryview(body)[split:], context, binary=length is not None)
     try:
         result = await model.infer(request)
@@ -81,7 +78,7 @@ async def infer_stream(body: bytes, context: RequestContext, model: TensorModel)
 
     Raises APIError that names the tensor.
     """
-    fields = decode(_decoder, body)
+    fields = decode(InferBody, body)
     results = model.stream(_request(fields, memoryview(b""), context, binary=False))
     for output in fields.outputs or ():
         if shared_part(context.models.memory, output.parameters) is not None:
@@ -125,6 +122,13 @@ def has_rows(model: TensorModel) -> bool:
     return bool(model.config().get("max_batch_size"))
 
 
+def check_counts(**counts: int) -> None:
+    """Raises APIError 400 if a request has too many of something."""
+    for name, many in counts.items():
+        if many > _MAX_TENSORS:
+            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+
+
 def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
     """Returns the priority, and the timeout in seconds. Raises APIError 400."""
     if parameters.get("sequence_id"):
@@ -144,9 +148,7 @@ def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
 
 def _request(fields: InferBody, rest: memoryview, context: RequestContext, *, binary: bool) -> InferRequest:
     outputs, memory = fields.outputs or [], context.models.memory
-    for name, many in (("inputs", len(fields.inputs)), ("outputs", len(outputs))):
-        if many > _MAX_TENSORS:
-            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+    check_counts(inputs=len(fields.inputs), outputs=len(outputs))
     for output in outputs:
         shared_part(memory, output.parameters)  # raises before the model runs
     priority, timeout = queue_parameters(fields.parameters)

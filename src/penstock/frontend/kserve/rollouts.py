@@ -9,7 +9,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.generate import repository_of
+from penstock.frontend.kserve.generate import NO_REPOSITORY, repository_of
 from penstock.messages.tensors import LoadFailed, Rollouts, TensorModels
 
 _MAX_TEXT = msgspec.Meta(min_length=1, max_length=256)
@@ -34,10 +34,6 @@ class FeedbackFields(msgspec.Struct, forbid_unknown_fields=True):
     label: int | list[float]
 
 
-_rollout = msgspec.json.Decoder(RolloutFields)
-_feedback = msgspec.json.Decoder(FeedbackFields)
-
-
 async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
     """The last rollout of each model."""
     return orjson.dumps({"rollouts": await _rollouts_of(context.models.tensors).show()})
@@ -45,13 +41,10 @@ async def list_rollouts(body: bytes, context: RequestContext) -> bytes:
 
 async def change_rollout(body: bytes, context: RequestContext) -> Answer:
     """Begins or changes a rollout. Raises APIError 400, 403 and 404."""
-    fields, name = decode(_rollout, body), context.path["model"]
+    fields, name = decode(RolloutFields, body), context.path["model"]
     rollouts = _rollouts_of(repository_of(context))
-    given = {
-        each: value
-        for each in ("plan", "hold", "patience", "tolerances")
-        if (value := getattr(fields, each)) is not None
-    }
+    rules = {each: getattr(fields, each) for each in ("plan", "hold", "patience", "tolerances")}
+    given = {each: value for each, value in rules.items() if value is not None}
     try:
         if fields.action != "start":
             await rollouts.steer(name, fields.action)
@@ -66,7 +59,7 @@ async def change_rollout(body: bytes, context: RequestContext) -> Answer:
 
 async def give_feedback(body: bytes, context: RequestContext) -> bytes:
     """Whether the label is used: the request was compared, and its rollout runs. Raises APIError 400 and 404."""
-    fields = decode(_feedback, body)
+    fields = decode(FeedbackFields, body)
     label: Any = fields.label
     used = await _rollouts_of(context.models.tensors).label(fields.model, fields.request_id, label)
     return orjson.dumps({"used": used})
@@ -74,5 +67,5 @@ async def give_feedback(body: bytes, context: RequestContext) -> bytes:
 
 def _rollouts_of(models: TensorModels | None) -> Rollouts:
     if models is None:
-        raise APIError(404, "this server has no repository of models: start it with --repository DIR")
+        raise APIError(404, NO_REPOSITORY)
     return models.rollouts

@@ -19,7 +19,7 @@ from penstock.frontend.describe import NOT_EMPTY
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.kserve.generate import repository_of
+from penstock.frontend.kserve.generate import NO_REPOSITORY, repository_of
 from penstock.messages.tensors import Bytes
 
 FOLDER = Path("/dev/shm")
@@ -35,9 +35,6 @@ class RegionFields(msgspec.Struct):
     key: Annotated[str, NOT_EMPTY]
     byte_size: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
-
-
-_decoder = msgspec.json.Decoder(RegionFields)
 
 
 class _Region:
@@ -195,13 +192,9 @@ async def show_memory(body: bytes, context: RequestContext) -> bytes:
 
 async def register_memory(body: bytes, context: RequestContext) -> Answer:
     """Registers a region. Raises APIError 400 and 403."""
-    memory, fields = _memory(context), decode(_decoder, body)
+    memory, fields = _memory(context), decode(RegionFields, body)
     if memory is None:
-        raise invalid(
-            _OFF
-            if context.models.tensors is not None
-            else "this server has no repository of models: start it with --repository DIR"
-        )
+        raise invalid(NO_REPOSITORY if context.models.tensors is None else _OFF)
     memory.register(context.path["region"], fields)
     return Answer(b"")
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
@@ -17,12 +15,10 @@ from penstock.frontend.ollama.options import answer_nothing, enter_model, read_r
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
-_decoder = msgspec.json.Decoder(ChatFields)
-
 
 async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ChatFields, body)
     if not fields.messages:
         return await answer_nothing(fields, {"message": {"role": "assistant", "content": ""}}, context)
     context = await enter_model(context, fields.model, fields.keep_alive)

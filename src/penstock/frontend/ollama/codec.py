@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
@@ -25,7 +25,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-class OllamaCodec:
+class OllamaCodec(Codec):
     """An answer of chat has a message; one of generate has the text, and the context of a next request."""
 
     stream_type = NDJSON
@@ -55,9 +55,6 @@ class OllamaCodec:
         self._call: ReplyBlock | None = None  # a call whose arguments are not complete
         self._call_numbers = itertools.count()
         self._reason = ""
-
-    def opening(self, usage: Usage) -> bytes:
-        return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         ended = update.finish_reason is not None

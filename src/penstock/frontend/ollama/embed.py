@@ -15,12 +15,11 @@ from penstock.frontend.ollama.options import enter_model
 from penstock.frontend.requests.pooling import (
     Vectors,
     check_count,
+    embedder_of,
     encode_with_items,
     normalized,
-    pooling_of,
     reserve_vectors,
     vectors,
-    wrong_task,
 )
 from penstock.frontend.requests.texts import encode_texts
 from penstock.text import TextTokens
@@ -46,17 +45,13 @@ class EmbeddingsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     options: Any = None
 
 
-_embed = msgspec.json.Decoder(EmbedFields)
-_embeddings = msgspec.json.Decoder(EmbeddingsFields)
-
-
 async def embed(body: bytes, context: RequestContext) -> bytes:
     """The vectors of texts, of length 1; none for a request without texts, which means: load the model. Raises APIError
     400 or 404 that names the parameter."""
-    fields = decode(_embed, body)
+    fields = decode(EmbedFields, body)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     context = await enter_model(context, fields.model, fields.keep_alive)
-    pooling = _pooling(context)
+    pooling = embedder_of(context)
     width = pooling.width if fields.dimensions is None else fields.dimensions
     if not 1 <= width <= pooling.width:
         raise invalid(f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}", "dimensions")
@@ -76,20 +71,13 @@ async def embed(body: bytes, context: RequestContext) -> bytes:
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """The vector of a text, as the model gives it; an empty one without a text. Raises APIError 400 or 404 that names
     the parameter."""
-    fields = decode(_embeddings, body)
+    fields = decode(EmbeddingsFields, body)
     context = await enter_model(context, fields.model, fields.keep_alive)
-    pooling = _pooling(context)
+    pooling = embedder_of(context)
     if not fields.prompt:
         return orjson.dumps({"embedding": []})
     found, _ = await _vectors(context, pooling, [fields.prompt], "prompt", cut=True)
     return orjson.dumps({"embedding": np.ascontiguousarray(found[0])}, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _pooling(context: ModelContext) -> PoolingFacts:
-    pooling = pooling_of(context)
-    if pooling.task != "embed":
-        raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
-    return pooling
 
 
 async def _vectors(

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import msgspec
-
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -14,12 +12,10 @@ from penstock.frontend.requests.chat import ChatMessages, plain_text, prepare_ch
 from penstock.frontend.requests.prompts import check_ids
 from penstock.frontend.requests.reply import ToolUse
 
-_decoder = msgspec.json.Decoder(GenerateFields)
-
 
 async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(GenerateFields, body)
     if not fields.prompt and not fields.suffix:
         refuse_unsupported(fields)
         return await answer_nothing(fields, {"response": ""}, context)

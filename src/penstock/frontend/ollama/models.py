@@ -7,7 +7,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
@@ -22,7 +21,6 @@ from penstock.frontend.versions.serving import Serving
 
 VERSION = "0.12.6"  # of the Ollama whose API this is: clients compare it
 _NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
-_decoder = msgspec.json.Decoder(ModelFields)
 
 
 async def greet(body: bytes, context: RequestContext) -> Answer:
@@ -97,7 +95,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
 
 def read_model(body: bytes) -> tuple[ModelFields, str]:
     """The parameters of a request about a model, and the model's name. Raises APIError 400."""
-    fields = decode(_decoder, body)
+    fields = decode(ModelFields, body)
     name = fields.model or fields.name
     if name is None:
         raise invalid("model is missing", "model", "missing_parameter")

@@ -3,36 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import give_way
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
-from penstock.frontend.openai.fields import (
-    ROLES,
-    ChatFields,
-    ChatMessage,
-    ContentPart,
-    Prediction,
-    TokenizeFields,
-)
+from penstock.frontend.openai.fields import ROLES, ChatFields, ChatMessage, ContentPart, Prediction, TokenizeFields
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.openai.tools import (
-    delta_fields,
-    message_calls,
-    message_fields,
-    read_budget,
-    read_tools,
-)
+from penstock.frontend.openai.tools import delta_fields, message_calls, message_fields, read_budget, read_tools
 from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
 from penstock.frontend.requests.logprobs import token_logprobs
 from penstock.frontend.requests.prompts import encode_text
@@ -40,12 +25,10 @@ from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ReplyReader
 from penstock.frontend.requests.sampling import check_logprobs
 
-_decoder = msgspec.json.Decoder(ChatFields)
-
 
 async def read_chat(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ChatFields, body)
     context = await context.for_model(fields.model)
     context.compare("/v1/chat/completions", fields.model, body)
     options = read_options(fields, context.limits)
@@ -182,10 +165,7 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
     return "max_completion_tokens", fields.max_completion_tokens
 
 
-class ChatCodec:
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
-
+class ChatCodec(Codec):
     def __init__(self, context: ModelContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None) -> None:
         """`reader` divides the text; without it, all text is content."""
         self._reader = reader

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-import msgspec
 import orjson
 from msgspec.structs import replace
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import Call, ModelContext, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
@@ -32,12 +30,11 @@ from penstock.text import OutputText
 
 _LARGE = 64 << 10  # bytes
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
-_decoder = msgspec.json.Decoder(CompletionFields)
 
 
 async def read_completion(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(CompletionFields, body)
     context = await context.for_model(fields.model)
     context.compare("/v1/completions", fields.model, body)
     options = read_options(fields, context.limits)
@@ -171,10 +168,7 @@ class _Echo:
         self.offsets = chunk.offsets
 
 
-class CompletionCodec:
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
-
+class CompletionCodec(Codec):
     def __init__(
         self,
         context: ModelContext,
@@ -194,9 +188,6 @@ class CompletionCodec:
         event_fields = {"id": f"cmpl-{context.id}", "object": "text_completion", **served_fields(context)}
         self._frame = EventFrame(event_fields, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"text":' for index in range(len(parts) * self._n)]
-
-    def opening(self, usage: Usage) -> bytes:
-        return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         index, text = update.choice, update.text

@@ -17,13 +17,12 @@ from penstock.frontend.requests.pooling import (
     Vectors,
     check_count,
     cut_limit,
+    embedder_of,
     encode_with_items,
     normalized,
-    pooling_of,
     reserve_vectors,
     token_usage,
     vectors,
-    wrong_task,
 )
 from penstock.frontend.requests.prompts import check_ids
 from penstock.frontend.requests.sampling import check_priority
@@ -49,16 +48,11 @@ class EmbeddingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-_decoder = msgspec.json.Decoder(EmbeddingFields)
-
-
 async def embeddings(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(EmbeddingFields, body)
     context = await context.for_model(fields.model)
-    pooling = pooling_of(context)
-    if pooling.task != "embed":
-        raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
+    pooling = embedder_of(context)
     width = _check(fields, pooling)
     check_priority(fields.priority or 0, context.limits)
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)

@@ -17,9 +17,6 @@ class _SocketMessage(msgspec.Struct, forbid_unknown_fields=True):
     cancel: bool = False
 
 
-_decoder = msgspec.json.Decoder(_SocketMessage)
-
-
 class ChatSocket:
     """Reads and writes the messages of a socket. Every message to the client has the id of its request, and a type."""
 
@@ -31,7 +28,7 @@ class ChatSocket:
 
     def read(self, message: bytes) -> SocketRequest | SocketCancel:
         """Raises APIError 400."""
-        fields = decode(_decoder, message)
+        fields = decode(_SocketMessage, message)
         if not 1 <= len(fields.id) <= _MAX_ID_CHARS:
             raise invalid(f"id has {len(fields.id)} characters; it must have 1 to {_MAX_ID_CHARS}: change it", "id")
         body = bytes(fields.body)

@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize, and GET /tokenizer_info, as in vLLM."""
 
-import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
@@ -13,14 +12,12 @@ from penstock.frontend.requests.chat import encode_messages
 from penstock.frontend.requests.prompts import encode_text
 from penstock.frontend.requests.tools import check_tools
 
-_tokenize = msgspec.json.Decoder(TokenizeFields)
-_detokenize = msgspec.json.Decoder(DetokenizeFields)
 _COUNTED = 32768  # tokens that may be counted with any context
 
 
 async def tokenize(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_tokenize, body)
+    fields = decode(TokenizeFields, body)
     context = await context.for_model(fields.model)
     refuse_unsupported(fields)
     if (fields.prompt is None) == (fields.messages is None):
@@ -44,7 +41,7 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
 
 async def detokenize(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_detokenize, body)
+    fields = decode(DetokenizeFields, body)
     context = await context.for_model(fields.model)
     vocab_size = context.model.client.info.vocab_size
 

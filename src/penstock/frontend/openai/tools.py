@@ -8,13 +8,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
 from penstock.frontend.requests.reasoning import check_budget
 from penstock.frontend.requests.reply import ToolUse, join_parts
-from penstock.frontend.requests.tools import (
-    check_arguments,
-    check_calls,
-    check_tools,
-    read_choice,
-    use_tools,
-)
+from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, read_choice, use_tools
 from penstock.frontend.served import ServedModel
 from penstock.text.calls import Part
 

@@ -17,6 +17,7 @@ from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.versions.serving import Serving
 from penstock.observe.counts import Counts
 from penstock.observe.metrics import Metrics
+from penstock.observe.series import counter_of
 
 
 def open_gateway(
@@ -89,15 +90,9 @@ class _GatewaySeries:
             up.add_metric([provider.name], float(provider.up and not self._down.get(provider.name)))
         yield from (results, cost, up)
         text = "Requests for which another model was tried."
-        fallbacks = CounterMetricFamily("penstock_fallbacks", text, labels=["model_name", "next"])
-        for pair, count in self._fallbacks.counts.items():
-            fallbacks.add_metric(pair, count)
-        yield fallbacks
+        yield counter_of("penstock_fallbacks", text, ["model_name", "next"], self._fallbacks.counts)
         text = "Requests to a route, by the model that was chosen for them."
-        routed = CounterMetricFamily("penstock_routed", text, labels=["route", "model_name"])
-        for pair, count in self._fallbacks.routed.items():
-            routed.add_metric(pair, count)
-        yield routed
+        yield counter_of("penstock_routed", text, ["route", "model_name"], self._fallbacks.routed)
 
 
 def _nested(counter: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:

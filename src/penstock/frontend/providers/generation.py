@@ -45,13 +45,11 @@ class ProviderReply:
         return parts
 
     def finish_reason(self, choice: int, reason: FinishReason) -> str:
-        """See ReplyReader."""
         if self._filtered[choice]:
             return "content_filter"
         return "tool_calls" if self._called[choice] and reason == "stop" and not self._named else reason
 
     def called(self, choice: int) -> bool:
-        """See ReplyReader."""
         return self._called[choice]
 
 

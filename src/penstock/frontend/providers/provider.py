@@ -20,14 +20,7 @@ from penstock.frontend.providers.event_stream import EventStream
 from penstock.frontend.providers.file import ProviderEntry, is_private
 from penstock.frontend.providers.wires.anthropic import AnthropicReader, AnthropicWire
 from penstock.frontend.providers.wires.openai import OpenAIReader, OpenAIWire
-from penstock.frontend.providers.wires.parts import (
-    UNREADABLE,
-    AnswerPiece,
-    Ending,
-    Question,
-    one_line,
-    stream_broken,
-)
+from penstock.frontend.providers.wires.parts import UNREADABLE, AnswerPiece, Ending, Question, one_line, stream_broken
 from penstock.messages import DeadlineExceeded, QueueFull
 
 _log = logging.getLogger("penstock.providers")

@@ -41,6 +41,14 @@ def pooling_of(context: ModelContext) -> PoolingFacts:
     return pooling
 
 
+def embedder_of(context: ModelContext) -> PoolingFacts:
+    """The pooling of the request's model. Raises APIError 400 if the model gives no embeddings."""
+    pooling = pooling_of(context)
+    if pooling.task != "embed":
+        raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
+    return pooling
+
+
 def check_generates(model: ServedModel) -> None:
     """Raises APIError 400 if the model gives vectors instead of text."""
     if model.pooling is None:

@@ -143,20 +143,16 @@ class ReplyReader(Protocol):
 
         Raises APIError 500 if the model's tool calls exceed a limit.
         """
-        ...
 
     def finish_reason(self, choice: int, reason: FinishReason) -> str:
         """Returns the reason as clients expect it: tool_calls, but stop after a call to a named tool."""
-        ...
 
     def called(self, choice: int) -> bool:
         """True if the choice has a call so far."""
-        ...
 
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
-        ...
 
 
 class TextReplyReader:
@@ -182,7 +178,6 @@ class TextReplyReader:
         ]
 
     def read(self, choice: int, text: str, offsets: Sequence[int], *, ended: bool) -> list[Part]:
-        """See ReplyReader."""
         state = self._choices[choice]
         if self._counts:
             state.offsets.extend(offsets)
@@ -196,17 +191,14 @@ class TextReplyReader:
         return parts
 
     def finish_reason(self, choice: int, reason: FinishReason) -> str:
-        """See ReplyReader."""
         calls = self._choices[choice].called and reason == "stop" and self._use.choice != "named"
         return "tool_calls" if calls else reason
 
     def called(self, choice: int) -> bool:
-        """See ReplyReader."""
         return self._choices[choice].called
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """See ReplyReader."""
         return sum(state.reasoning_tokens for state in self._choices) if self._counts else None
 
 

@@ -15,14 +15,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.answer_size import reserve_answer
 from penstock.frontend.requests.deadlines import check_timeout, deadlines
 from penstock.frontend.requests.prompts import tokens_left
-from penstock.messages import (
-    NEUTRAL,
-    GenerateRequest,
-    Grammar,
-    InvalidParameter,
-    SamplingParams,
-    check_sampling,
-)
+from penstock.messages import NEUTRAL, GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
 
 PROMPT_SPACING = 1.0  # seconds between the places of one request's prompts in the queue, so that others come between
 _PASSED_ON = (*SAMPLING, "min_tokens", "ignore_eos")  # SamplingParams has them under the same names

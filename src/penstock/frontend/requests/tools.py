@@ -36,10 +36,7 @@ def check_tools(
         raise invalid(f"tools has {len(tools)} tools; the limit is {limits.max_tools}: send fewer", "tools")
     size = len(to_json(tools, "tools"))
     if size > limits.max_tool_bytes:
-        raise invalid(
-            f"tools has {size} bytes of JSON; the limit is {limits.max_tool_bytes}: send less",
-            "tools",
-        )
+        raise invalid(f"tools has {size} bytes of JSON; the limit is {limits.max_tool_bytes}: send less", "tools")
     known: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(tools):
         name = _check_tool(tool, f"tools[{i}]", within, schema)

@@ -34,12 +34,9 @@ class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None  # seconds
 
 
-_decoder = msgspec.json.Decoder(ClassifyFields)
-
-
 async def classify(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ClassifyFields, body)
     context = await context.for_model(fields.model)
     pooling = pooling_of(context)
     if pooling.task != "classify":
@@ -66,11 +63,6 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
 
 def _items(rows: Vectors, labels: Sequence[str], places: range) -> list[Any]:
     return [
-        {
-            "index": i,
-            "label": labels[int(row.argmax())],
-            "probs": row.tolist(),
-            "num_classes": len(labels),
-        }
+        {"index": i, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
         for i, row in zip(places, rows[places.start : places.stop], strict=True)
     ]

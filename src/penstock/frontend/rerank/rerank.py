@@ -36,9 +36,6 @@ class RerankFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None  # Cohere's: accepted without effect
 
 
-_decoder = msgspec.json.Decoder(RerankFields)
-
-
 async def rerank(body: bytes, context: RequestContext) -> bytes:
     """Answers a request in the shape of Jina and of Cohere's first version, with the documents unless it says not to.
     Raises APIError 400 or 404 that names the parameter."""
@@ -51,7 +48,7 @@ async def rerank_v2(body: bytes, context: RequestContext) -> bytes:
 
 
 async def _rerank(body: bytes, context: RequestContext, *, return_documents: bool) -> bytes:
-    fields = decode(_decoder, body)
+    fields = decode(RerankFields, body)
     context = await context.for_model(fields.model)
     pooling = pooling_of(context)
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)

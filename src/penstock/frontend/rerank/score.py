@@ -20,12 +20,9 @@ class ScoreFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None  # seconds
 
 
-_decoder = msgspec.json.Decoder(ScoreFields)
-
-
 async def score(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_decoder, body)
+    fields = decode(ScoreFields, body)
     context = await context.for_model(fields.model)
     pooling = pooling_of(context)
     check_timeout(fields.timeout, "timeout", context.limits.request_timeout)

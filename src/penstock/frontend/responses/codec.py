@@ -5,20 +5,17 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import sse_event
 from penstock.frontend.requests.reply import ReplyReader, join_parts, read_parts
 from penstock.text.calls import Part
 
 
-class ResponseCodec:
+class ResponseCodec(Codec):
     """A response has items: reasoning, messages and function calls. In a stream, each has events from its addition to
     its end, and every event has a sequence number."""
-
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
 
     def __init__(self, answer_id: str, fields: dict[str, Any], reader: ReplyReader | None) -> None:
         """`fields` are those of the response that the request determines. `reader` divides the text; without it, all

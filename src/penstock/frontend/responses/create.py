@@ -19,18 +19,10 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_options
 from penstock.frontend.responses.codec import ResponseCodec
 from penstock.frontend.responses.fields import INCLUDABLE, Item, PromptFields, ResponseFields, TextFields
 from penstock.frontend.responses.items import stored_items
-from penstock.frontend.responses.prompt import (
-    function_tools,
-    ignored_tools,
-    read_grammar,
-    read_prompt,
-    read_tools,
-)
+from penstock.frontend.responses.prompt import function_tools, ignored_tools, read_grammar, read_prompt, read_tools
 from penstock.frontend.storage import responses
 from penstock.messages import SamplingParams
 
-_decoder = msgspec.json.Decoder(ResponseFields)
-_prompts = msgspec.json.Decoder(PromptFields)
 _items = msgspec.json.Decoder(list[Item])
 _log = logging.getLogger("penstock.frontend")
 _storage_log = logging.getLogger("penstock.storage")
@@ -38,7 +30,7 @@ _storage_log = logging.getLogger("penstock.storage")
 
 async def create_response(body: bytes, context: RequestContext) -> Call:
     """Reads a request. Raises APIError 400 or 404 that names the parameter."""
-    return await read_response(decode(_decoder, body), context, len(body))
+    return await read_response(decode(ResponseFields, body), context, len(body))
 
 
 async def read_response(fields: ResponseFields, context: RequestContext, size: int) -> Call:
@@ -79,7 +71,7 @@ async def read_response(fields: ResponseFields, context: RequestContext, size: i
 
 async def count_input_tokens(body: bytes, context: RequestContext) -> bytes:
     """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
-    fields = decode(_prompts, body)
+    fields = decode(PromptFields, body)
     refuse_unsupported(fields)
     context = await context.for_model(fields.model)
     use = read_tools(fields, context.model, context.limits)

@@ -11,13 +11,7 @@ from penstock.frontend.requests.chat import ChatMessages
 from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.requests.reasoning import reasoning_variables
 from penstock.frontend.requests.reply import ToolUse
-from penstock.frontend.requests.tools import (
-    check_arguments,
-    check_calls,
-    check_tools,
-    read_choice,
-    use_tools,
-)
+from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, read_choice, use_tools
 from penstock.frontend.responses.fields import ContentPart, Item, PromptFields
 from penstock.frontend.served import ServedModel
 

@@ -18,7 +18,6 @@ class _MessageType(msgspec.Struct):
     type: str
 
 
-_decoder = msgspec.json.Decoder(_MessageType)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -33,7 +32,7 @@ class ResponseSocket:
 
     def read(self, message: bytes) -> SocketRequest | SocketCancel:
         """Raises APIError 400."""
-        kind = decode(_decoder, message).type
+        kind = decode(_MessageType, message).type
         if kind != _TYPE:
             raise invalid(f"type is {kind[:60]!r}; it must be {_TYPE!r}", "type")
         fields = _fields.decode(message)

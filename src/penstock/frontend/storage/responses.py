@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -38,10 +39,7 @@ class Chain:
 
 def size_of(connection: sqlite3.Connection, owner: str, response_id: str) -> int:
     """The bytes of what `find` returns. Raises APIError 404."""
-    row = connection.execute(
-        f"SELECT {_LENGTH} FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-        (response_id, owner, int(time.time())),
-    ).fetchone()
+    row = _row(connection, _LENGTH, owner, response_id)
     if row is None:
         raise _unknown(response_id)
     return int(row[0])
@@ -49,10 +47,7 @@ def size_of(connection: sqlite3.Connection, owner: str, response_id: str) -> int
 
 def find(connection: sqlite3.Connection, owner: str, response_id: str) -> Turn:
     """A response. Raises APIError 404."""
-    row = connection.execute(
-        "SELECT input, output, rest FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-        (response_id, owner, int(time.time())),
-    ).fetchone()
+    row = _row(connection, "input, output, rest", owner, response_id)
     if row is None:
         raise _unknown(response_id)
     return Turn(*row)
@@ -61,10 +56,7 @@ def find(connection: sqlite3.Connection, owner: str, response_id: str) -> Turn:
 def chain_size(connection: sqlite3.Connection, owner: str, response_id: str, limits: RequestLimits) -> tuple[int, int]:
     """The number of the responses up to `response_id`, and the bytes of their items. Raises APIError 400 if they are
     more than the limits: the last one has the counts of all, so nothing else is read."""
-    row = connection.execute(
-        "SELECT depth, bytes FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-        (response_id, owner, int(time.time())),
-    ).fetchone()
+    row = _row(connection, "depth, bytes", owner, response_id)
     if row is None:
         raise _missing(response_id)
     depth, size = row
@@ -82,14 +74,10 @@ def chain_size(connection: sqlite3.Connection, owner: str, response_id: str, lim
 def read_chain(connection: sqlite3.Connection, owner: str, response_id: str, limits: RequestLimits) -> Chain:
     """The responses up to `response_id`. Raises APIError 400 as `chain_size` does, and if one is unknown."""
     depth, size = chain_size(connection, owner, response_id, limits)
-    now = int(time.time())
     items: list[bytes] = []
     wanted: str | None = response_id
     while wanted is not None and len(items) < 2 * depth:
-        found = connection.execute(
-            "SELECT output, input, previous FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-            (wanted, owner, now),
-        ).fetchone()
+        found = _row(connection, "output, input, previous", owner, wanted)
         if found is None:
             raise _missing(wanted)
         items += found[:2]
@@ -136,6 +124,12 @@ def drop_oldest(connection: sqlite3.Connection) -> int:
             break
     connection.executemany("DELETE FROM responses WHERE rowid = ?", places)
     return len(places)
+
+
+def _row(connection: sqlite3.Connection, columns: str, owner: str, response_id: str) -> Any:
+    """The columns of a response of the owner; None if there is none, or it has expired."""
+    query = f"SELECT {columns} FROM responses WHERE id = ? AND owner = ? AND expires > ?"
+    return connection.execute(query, (response_id, owner, int(time.time()))).fetchone()
 
 
 def _unknown(response_id: str) -> APIError:

@@ -30,25 +30,20 @@ class Books(Protocol):
     @property
     def refuses(self) -> bool:
         """True while requests are refused, because the audit log is required and cannot be written."""
-        ...
 
     async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         """Reserves what a request may use, see Quotas. Raises APIError 503 if the counters cannot be reached."""
-        ...
 
     async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
         """Writes the row of a request that has ended, and settles what was reserved for it."""
-        ...
 
     async def written(self, row: LedgerRow) -> None:
         """Writes a row of the ledger, and returns when it is committed."""
-        ...
 
     def audit(self, event: str, fields: dict[str, Any]) -> None: ...
 
     async def close(self) -> None:
         """Writes what is left."""
-        ...
 
 
 class LocalBooks:

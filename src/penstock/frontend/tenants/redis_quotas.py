@@ -155,7 +155,6 @@ class RedisBooks:
         return time.monotonic() + self._ahead
 
     async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
-        """See Books."""
         name, now = self._prefix + name, await self.now()
         charges = charges_of(tenant, limits, amounts, now)
         rows = [_row(charge, charge.amount, charge.most, now) for charge in charges]

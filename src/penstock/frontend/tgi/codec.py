@@ -6,25 +6,22 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer import Codec, CollectedChoice
 from penstock.frontend.call import ModelContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.http.sse import HEARTBEAT, STREAM_TYPE, sse_event
+from penstock.frontend.http.sse import sse_event
 from penstock.frontend.requests.logprobs import finite
 from penstock.frontend.tgi.errors import error_body
 from penstock.messages import TokenLogprobs, unpack_rows
 
 
-class GenerateCodec:
+class GenerateCodec(Codec):
     """The Codec of one TGI request.
 
     A stream has one event for each token. The last event also has the whole text and the details. The texts of all
     tokens, joined, are the whole text. A provider sends no tokens, so each piece of its text is one without an id.
     """
-
-    stream_type = STREAM_TYPE
-    heartbeat = HEARTBEAT
 
     def __init__(
         self, context: ModelContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool
@@ -44,9 +41,6 @@ class GenerateCodec:
         self._length = 0  # characters of the generated text so far
         self._index = 0
 
-    def opening(self, usage: Usage) -> bytes:
-        return b""
-
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         events: list[dict[str, Any]] = []
         if self._request.sampling.logprobs is None and (update.text or update.finish_reason is not None):
@@ -65,9 +59,6 @@ class GenerateCodec:
             events[-1]["generated_text"] = self._echo + self._text.getvalue()
             events[-1]["details"] = {**self._end(update), "input_length": usage.prompt_tokens}
         return b"".join(sse_event(orjson.dumps(event)) for event in events)
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
 
     def failure(self, error: APIError) -> bytes:
         return sse_event(error_body(error))

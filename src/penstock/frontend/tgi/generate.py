@@ -20,22 +20,21 @@ from penstock.frontend.tgi.fields import GenerateFields, GrammarFields, Paramete
 
 _DEFAULT_MAX_TOKENS = 100  # as in TGI
 _OF_TOKENS = ("decoder_input_details", "top_n_tokens", "truncate")  # parameters that providers lack
-_decoder = msgspec.json.Decoder(GenerateFields)
 
 
 async def read_generate(body: bytes, context: RequestContext) -> Call:
     """Reads a request for a whole answer. Raises APIError 400 that names the parameter."""
-    return await _read(decode(_decoder, body), context, streams=False)
+    return await _read(decode(GenerateFields, body), context, streams=False)
 
 
 async def read_stream(body: bytes, context: RequestContext) -> Call:
     """Reads a request for a stream. Raises APIError 400 that names the parameter."""
-    return await _read(decode(_decoder, body), context, streams=True)
+    return await _read(decode(GenerateFields, body), context, streams=True)
 
 
 async def read_any(body: bytes, context: RequestContext) -> Call:
     """Reads a request that says whether it is for a stream. A whole answer is then in a list."""
-    fields = decode(_decoder, body)
+    fields = decode(GenerateFields, body)
     return await _read(fields, context, streams=bool(fields.stream), in_list=True)
 
 

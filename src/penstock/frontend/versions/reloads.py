@@ -31,15 +31,12 @@ class Reloadable(Protocol[M_contra]):
     def versions(self) -> Versions[Any]: ...
     async def hold(self) -> None:
         """Holds new requests back until `release`. Returns when no request uses the current version."""
-        ...
 
     def release(self) -> None:
         """Lets the held requests continue."""
-        ...
 
     def exchange(self, model: M_contra) -> None:
         """Makes `model` the version for new requests. The old version ends when its last request has ended."""
-        ...
 
 
 class Reloads(Generic[M]):

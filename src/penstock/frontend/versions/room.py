@@ -30,16 +30,13 @@ class Resident(Protocol):
     @property
     def has_engine(self) -> bool:
         """False while its engine is asleep, or has ended for good."""
-        ...
 
     @property
     def unused_since(self) -> float | None:
         """When its last request ended, on time.monotonic(); None while it has requests or its engine is not ready."""
-        ...
 
     async def sleep(self) -> None:
         """Ends the engine until the next request. Raises APIError 409 if that cannot be done now."""
-        ...
 
 
 class EngineRoom:

@@ -63,11 +63,9 @@ class VersionRollout(Protocol):
 
     def pick(self, key: str) -> Version | None:
         """Returns the candidate if a request gets it. Requests with one `key` stay on a version; "": by chance."""
-        ...
 
     def compare(self, path: str, body: bytes) -> None:
         """Compares what both versions answer to a request of OpenAI's wire. Returns at once."""
-        ...
 
 
 class Serving:

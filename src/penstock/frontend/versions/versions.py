@@ -26,7 +26,6 @@ class UsedVersion(Protocol):
 
     async def close(self) -> None:
         """Ends its engine. Requests that still use it end with EngineError. May be called twice."""
-        ...
 
 
 V = TypeVar("V", bound=UsedVersion)

@@ -94,12 +94,10 @@ class CodeFormat(Protocol):
     @property
     def span(self) -> int:
         """The columns whose grid depends on no others; 0: all columns of a row."""
-        ...
 
     def fit(self, weights: Tensor, importance: Tensor | None, *, search: bool) -> Grid:
         """Returns a grid for fp32 weights [rows, columns], whole spans. With `search` it has the least squared error
         that was found, in which `importance` [columns] weighs columns; without, it spans the weights' range."""
-        ...
 
 
 def search_scales(x: Tensor, importance: Tensor | None, low: int, high: int, ratios: Sequence[float]) -> Tensor:

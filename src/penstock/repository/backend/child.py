@@ -39,7 +39,6 @@ class ChildModel(Protocol):
 
         Raises what the framework raises.
         """
-        ...
 
 
 class ModelWorker:

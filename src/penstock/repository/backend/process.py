@@ -11,19 +11,19 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.engine.child import how_it_ended
 from penstock.engine.signals import group_signals_blocked
+from penstock.engine.tasks import spawn
 from penstock.environment import child_environment
 from penstock.messages import EngineError
 from penstock.messages.tensors import LoadFailed
 from penstock.repository.backend import wire
 from penstock.repository.backend.arena import TensorArena
-from penstock.repository.backend.tasks import spawn
 
 CHILD = (sys.executable, "-P", "-m", "penstock.repository.backend.child")
 ARENA_BYTES = 256 << 20  # of tensors that are in the process at a time
@@ -51,11 +51,11 @@ class ModelProcess:
     """A child process with models. When it ends, its batches end with an error, a new process starts, and loads the
     models again. Used from one event loop."""
 
-    def __init__(self, kind: str, arena_bytes: int = ARENA_BYTES, command: Sequence[str] = CHILD) -> None:
+    def __init__(self, kind: str) -> None:
         """`kind` is the framework: onnx or torch."""
-        self.arena = TensorArena(arena_bytes)
+        self.arena = TensorArena(ARENA_BYTES)
         self.on_free: Callable[[], None] = lambda: None  # called when batches may run that could not
-        self._command = (*command, kind)
+        self._command = (*CHILD, kind)
         self._numbers = 0
         self._models: dict[int, wire.LoadModel] = {}  # that are loaded
         self._ready: set[int] = set()  # of these, those that the current process has

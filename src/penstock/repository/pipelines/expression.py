@@ -10,7 +10,6 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.messages.tensors import LoadFailed, TensorSpec
@@ -37,17 +36,15 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
 }
 # What each function takes, what it returns, and how it computes that.
-_FUNCTIONS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = MappingProxyType(
-    {
-        "length": (("text", "numbers", "texts"), "number", len),
-        "max": (("numbers",), "number", max),
-        "min": (("numbers",), "number", min),
-        "sum": (("numbers",), "number", math.fsum),
-        "mean": (("numbers",), "number", lambda values: math.fsum(values) / len(values)),
-        "any": (("numbers",), "bool", any),
-        "all": (("numbers",), "bool", all),
-    }
-)
+_FUNCTIONS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
+    "length": (("text", "numbers", "texts"), "number", len),
+    "max": (("numbers",), "number", max),
+    "min": (("numbers",), "number", min),
+    "sum": (("numbers",), "number", math.fsum),
+    "mean": (("numbers",), "number", lambda values: math.fsum(values) / len(values)),
+    "any": (("numbers",), "bool", any),
+    "all": (("numbers",), "bool", all),
+}
 
 
 class ExpressionError(LoadFailed):

@@ -68,7 +68,7 @@ class Graph:
 
 
 class SwitchNode:
-    """Rows for which an expression is true go to one graph, the others to another. Then they are put together."""
+    """A PipelineNode. Rows for which an expression is true go to one graph, the others to another: both are joined."""
 
     def __init__(self, step: PipelineStep, find: nodes.Find, *, has_rows: bool) -> None:
         """Raises LoadFailed."""
@@ -83,7 +83,6 @@ class SwitchNode:
         self._expression: Expression | None = None
 
     def check(self, given: nodes.Specs) -> nodes.Specs:
-        """See PipelineNode."""
         if not self.makes:
             raise LoadFailed(f"switch {self._text[:100]!r}: then and else must make a tensor of the same name")
         self._expression = Expression(self._text, given, has_rows=self._has_rows)
@@ -95,7 +94,6 @@ class SwitchNode:
         return {name: _either(one[name], other[name]) for name in self.makes}
 
     async def run(self, tensors: nodes.Tensors, call: nodes.PipelineCall) -> nodes.Tensors:
-        """See PipelineNode."""
         assert self._expression is not None
         columns = [values(tensors[name], has_rows=self._has_rows) for name in self._names]
         rows = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]

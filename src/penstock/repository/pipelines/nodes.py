@@ -33,22 +33,19 @@ class PipelineNode(Protocol):
 
     def check(self, given: Specs) -> Specs:
         """Returns the tensors that it makes from those given. Raises LoadFailed."""
-        ...
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
         """Returns the tensors that it makes. Raises what models raise."""
-        ...
 
 
 class ModelNode:
-    """A model, or a tokenizer. Its request joins the batches of the model."""
+    """A PipelineNode with a model, or a tokenizer. Its request joins the batches of the model."""
 
     def __init__(self, step: PipelineStep, find: Find) -> None:
         self._step, self._find = step, find
         self.needs, self.makes = frozenset(step.inputs.values()), frozenset(step.outputs.values())
 
     def check(self, given: Specs) -> Specs:
-        """See PipelineNode."""
         step = self._step
         try:
             model = self._model()
@@ -71,7 +68,6 @@ class ModelNode:
         return {name: outputs[own] for own, name in step.outputs.items()}
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        """See PipelineNode."""
         step, request = self._step, call.request
         part = InferRequest(
             inputs=[renamed(tensors[name], own) for own, name in step.inputs.items() if name in tensors],
@@ -111,7 +107,7 @@ class ModelNode:
 
 
 class ColumnsNode:
-    """A split or a merge: divides the last dimension of a tensor, or puts tensors beside each other along it."""
+    """A PipelineNode that divides the last dimension of a tensor, or puts tensors beside each other along it."""
 
     def __init__(self, step: PipelineStep) -> None:
         self._step, self._name = step, step.split or step.merge
@@ -119,7 +115,6 @@ class ColumnsNode:
         self.needs, self.makes = (frozenset([self._name]), parts) if step.split else (parts, frozenset([self._name]))
 
     def check(self, given: Specs) -> Specs:
-        """See PipelineNode."""
         step, specs = self._step, [required(given, name) for name in (self._step.of or self.needs)]
         if (
             not (step.into or step.of)
@@ -140,7 +135,6 @@ class ColumnsNode:
         return {self._name: _sized(first, self._name, -1 if -1 in sizes else sum(sizes))}
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        """See PipelineNode."""
         if self._step.split:
             return {part.name: part for part in divided(tensors[self._name], self._step.into)}
         return {self._name: joined(self._name, [tensors[name] for name in self._step.of])}

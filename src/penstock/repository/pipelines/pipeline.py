@@ -23,7 +23,6 @@ class PipelineRunner:
         self._graph, self._inputs, self._outputs, self._statistics = graph, inputs, outputs, statistics
 
     async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
-        """See Runner."""
         began = time.monotonic()
         tensors = {tensor.name: tensor for tensor in request.inputs}
         wanted = request.outputs or self._outputs

@@ -20,15 +20,12 @@ class Comparison(Protocol):
 
     def arm(self, candidate: bool) -> TensorModel | None:
         """Returns one of two one-shot models; None for language models."""
-        ...
 
     def label(self, request_id: str, label: Any) -> bool:
         """See `penstock.messages.tensors.Rollouts`."""
-        ...
 
     def end(self, *, promoted: bool) -> None:
         """Ends the comparison, and gives new requests the version that serves from now on."""
-        ...
 
 
 class ComparedModel(Protocol):
@@ -39,11 +36,9 @@ class ComparedModel(Protocol):
     @property
     def judges(self) -> Mapping[str, float]:
         """By name: what a judge tolerates by default. 0: it is used only if the rules name it."""
-        ...
 
     def compare(self, rollout: "Rollout", candidate: Any) -> Comparison:
         """Begins to compare the candidate, another version of the same model, with this one."""
-        ...
 
 
 class Rollout:

@@ -101,7 +101,6 @@ class RepositoryRollouts:
         self._save()
 
     async def start(self, name: str, candidate: int, rules: Mapping[str, Any]) -> None:
-        """See Rollouts."""
         try:
             found = msgspec.convert(rules, RolloutRules)
         except msgspec.ValidationError as error:
@@ -138,7 +137,6 @@ class RepositoryRollouts:
         _log.info("%s: version %d is rolled out in place of version %d", name, candidate, incumbent)
 
     async def steer(self, name: str, what: str) -> None:
-        """See Rollouts."""
         running = self._running.get(name)
         if running is None or not running.rollout.record.state.is_open:
             raise LoadFailed(f"model {name!r} has no rollout that runs")
@@ -152,12 +150,10 @@ class RepositoryRollouts:
             rollout.set_state(msgspec.structs.replace(state, status="running", since=time.time()))
 
     async def label(self, name: str, request_id: str, label: Any) -> bool:
-        """See Rollouts."""
         running = self._running.get(name)
         return running is not None and running.comparison.label(request_id, label)
 
     async def show(self) -> list[dict[str, Any]]:
-        """See Rollouts."""
         return self.rows()
 
     def rows(self) -> list[dict[str, Any]]:

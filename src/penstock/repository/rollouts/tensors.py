@@ -28,7 +28,6 @@ class TensorComparison:
         self._bytes = 0
 
     def arm(self, candidate: bool) -> TensorModel:
-        """See Comparison."""
         return self._arms[candidate]
 
     def end(self, *, promoted: bool) -> None:

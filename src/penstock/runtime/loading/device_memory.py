@@ -19,11 +19,9 @@ class DeviceMemory(Protocol):
 
     def usage(self) -> MemoryUsage:
         """Blocks until all launched work is done, and returns the usage after it."""
-        ...
 
     def release_unused(self) -> None:
         """Frees memory that no tensor uses and restarts `peak`."""
-        ...
 
 
 class CudaMemory:

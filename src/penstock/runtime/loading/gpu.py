@@ -23,14 +23,7 @@ from penstock.config.memory import (
 )
 from penstock.config.sizes import format_bytes
 from penstock.families import ModelSpec, load_spec, model_facts, shard
-from penstock.kernels import (
-    Needs,
-    Platform,
-    check_kv_dtype,
-    detect_platform,
-    select_kernels,
-    select_packing,
-)
+from penstock.kernels import Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import MemoryRow
 from penstock.runtime.device import CudaDevice, Device
@@ -118,9 +111,7 @@ def _load(
     # Without native code nothing decodes the blocks of a GGUF file: the weights become dense.
     facts = model_facts(spec).for_kernels(next(iter(instruction_sets()), ""))
     dtype, where = getattr(torch, config.dtype), device.where
-    needs = Needs(
-        *(dtype, config.block_size, spec.head_dims, config.deterministic),
-    )
+    needs = Needs(dtype, config.block_size, spec.head_dims, config.deterministic)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, where)
     check_kv_dtype(platform, needs, config.kv_dtype)
     before = memory.usage()

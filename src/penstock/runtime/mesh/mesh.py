@@ -50,12 +50,10 @@ class RankLink(Protocol):
 
     def sum(self, x: Tensor) -> None:
         """Overwrites x [rows, width] on every rank with the sum of all, added in rank order."""
-        ...
 
     def gather(self, x: Tensor, whole: Tensor | None, columns: Sequence[range]) -> None:
         """Writes each rank's x [rows, len(columns[rank])] into those columns of `whole` on tensor rank 0. On the other
         ranks `whole` is None."""
-        ...
 
 
 class StageLink(Protocol):
@@ -64,11 +62,9 @@ class StageLink(Protocol):
     def send(self, x: Tensor) -> None:
         """Blocks only when as many messages as there are stages have not been received. The caller may overwrite x
         after the call."""
-        ...
 
     def receive(self, x: Tensor) -> None:
         """Fills x with the next message, which must have its shape and dtype."""
-        ...
 
 
 class Mesh:

@@ -24,21 +24,17 @@ class Matcher(Protocol):
     @property
     def error(self) -> str:
         """Why the output cannot continue; empty if it can."""
-        ...
 
     def free(self, tokens: int) -> bool:
         """Returns True if no mask is needed: every token is allowed next, and also after `tokens` further tokens,
         whatever these are. Always True after the output's end. False if these tokens may complete a trigger or spend a
         thinking budget."""
-        ...
 
     def take(self, token_ids: Sequence[int]) -> None:
         """Advance by the next tokens of the output."""
-        ...
 
     def forced(self) -> Sequence[int]:
         """Returns the tokens of the only text that the grammar allows next; empty if there is a choice."""
-        ...
 
 
 class Grammars(Protocol):
@@ -46,11 +42,9 @@ class Grammars(Protocol):
 
     def prepare(self, grammar: Grammar) -> bool:
         """Start to compile a grammar on another thread. Returns True once that has ended, also with an error."""
-        ...
 
     def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> Matcher:
         """Returns a matcher that has taken `output_ids`. Blocks until the grammar is compiled. See `Matcher.error`."""
-        ...
 
     def fill(self, wanted: Sequence[tuple[Any, Sequence[int]]], words: NDArray[np.int32]) -> None:
         """Write masks into the lines of `words` [lines, vocab / 32]. `wanted` has matchers and their drafts.
@@ -58,11 +52,9 @@ class Grammars(Protocol):
         A matcher gets 1 + drafts lines: for the next token, and for the one after each draft. Lines after a draft that
         is not allowed are not written.
         """
-        ...
 
     def close(self) -> None:
         """End the threads. Nothing is called after it."""
-        ...
 
 
 @dataclass(slots=True)

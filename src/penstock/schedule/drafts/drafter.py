@@ -25,7 +25,6 @@ class DraftSource(Protocol):
 
     def drafts(self, count: int) -> Items[int]:
         """At most so many tokens."""
-        ...
 
 
 class ForcedTokens:

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from penstock.config.machine.devices import CAPABILITIES, FLOPS, NAMED, parse_speed
@@ -41,18 +40,16 @@ class SimulatedDevice:
 
 
 # Of those that were measured. The others have the defaults, which are the H200's; an L4 is like an L40S.
-_SHARES: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "A100": {"reads": 0.742, "multiplies": 0.807, "attends": 0.595, "reads_pages": 0.934, "passes": 10.8}
-        | {"layer_seconds": 44.8e-6},
-        "B200": {"reads": 1.0, "multiplies": 0.753, "attends": 0.309, "reads_pages": 1.0, "passes": 61.4}
-        | {"layer_seconds": 52.2e-6},
-        "H100": {"reads": 1.0, "multiplies": 0.866, "attends": 0.267, "reads_pages": 0.686, "passes": 18.1}
-        | {"layer_seconds": 45.5e-6},
-        "L40S": {"reads": 0.846, "multiplies": 0.903, "attends": 0.337, "reads_pages": 0.738, "passes": 120.0}
-        | {"layer_seconds": 52.1e-6, "links": 0.245},
-    }
-)
+_SHARES: Mapping[str, Mapping[str, float]] = {
+    "A100": {"reads": 0.742, "multiplies": 0.807, "attends": 0.595, "reads_pages": 0.934, "passes": 10.8}
+    | {"layer_seconds": 44.8e-6},
+    "B200": {"reads": 1.0, "multiplies": 0.753, "attends": 0.309, "reads_pages": 1.0, "passes": 61.4}
+    | {"layer_seconds": 52.2e-6},
+    "H100": {"reads": 1.0, "multiplies": 0.866, "attends": 0.267, "reads_pages": 0.686, "passes": 18.1}
+    | {"layer_seconds": 45.5e-6},
+    "L40S": {"reads": 0.846, "multiplies": 0.903, "attends": 0.337, "reads_pages": 0.738, "passes": 120.0}
+    | {"layer_seconds": 52.1e-6, "links": 0.245},
+}
 
 
 def _gpu(name: str) -> SimulatedDevice:
@@ -70,23 +67,21 @@ def _gpu(name: str) -> SimulatedDevice:
     )
 
 
-DEVICES: Mapping[str, SimulatedDevice] = MappingProxyType(
-    {
-        **{name: _gpu(name) for name in NAMED},
-        # The engine has no kernels for it: the capability of an H100 stands for what it could run.
-        "MI300X": SimulatedDevice("MI300X", 192 * 10**9, 5300e9, 448e9, 1307e12, 2614e12, capability="9.0"),
-        "CPU-2": SimulatedDevice(
-            *("CPU-2", 24 * 2**30, 33e9, 5e9, 1.8e12, 3.6e12, "cpu"),
-            layer_seconds=15e-6,
-            row_seconds=20e-6,
-        ),
-        "CPU-32": SimulatedDevice(
-            *("CPU-32", 256 * 2**30, 250e9, 20e9, 25e12, 50e12, "cpu"),
-            layer_seconds=20e-6,
-            row_seconds=20e-6,
-        ),
-    }
-)
+DEVICES: Mapping[str, SimulatedDevice] = {
+    **{name: _gpu(name) for name in NAMED},
+    # The engine has no kernels for it: the capability of an H100 stands for what it could run.
+    "MI300X": SimulatedDevice("MI300X", 192 * 10**9, 5300e9, 448e9, 1307e12, 2614e12, capability="9.0"),
+    "CPU-2": SimulatedDevice(
+        *("CPU-2", 24 * 2**30, 33e9, 5e9, 1.8e12, 3.6e12, "cpu"),
+        layer_seconds=15e-6,
+        row_seconds=20e-6,
+    ),
+    "CPU-32": SimulatedDevice(
+        *("CPU-32", 256 * 2**30, 250e9, 20e9, 25e12, 50e12, "cpu"),
+        layer_seconds=20e-6,
+        row_seconds=20e-6,
+    ),
+}
 
 
 def find_device(name: str) -> SimulatedDevice:

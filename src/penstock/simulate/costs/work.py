@@ -27,4 +27,3 @@ class StepCostModel(Protocol):
 
     def seconds(self, work: StepLoad) -> float:
         """Returns the seconds from a step's start to its result."""
-        ...

@@ -62,7 +62,6 @@ class RepositoryMirror:
     # -- Elsewhere ------------------------------------------------------------------------------------------------
 
     async def enter(self, name: str, key: str, within: float | None) -> Version:
-        """See Elsewhere."""
         asking = asyncio.create_task(self._calls.call("enter", name, key, within))
         try:
             channel, number = await asyncio.shield(asking)
@@ -84,7 +83,6 @@ class RepositoryMirror:
     # -- TensorModels ---------------------------------------------------------------------------------------------
 
     def find(self, name: str, version: str = "", key: str = "") -> "RemoteModel | None":
-        """See TensorModels."""
         there = {each.version: each for each in self._catalogue.one_shot if each.name == name}
         if not there:
             if (why := self._catalogue.unready.get(name)) is not None:
@@ -96,19 +94,15 @@ class RepositoryMirror:
         return RemoteModel(self._calls, there[number], version, key)
 
     def ready(self) -> list["RemoteModel"]:
-        """See TensorModels."""
         return [RemoteModel(self._calls, each, each.version, "") for each in self._catalogue.one_shot]
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """See TensorModels."""
         return cast(list[dict[str, str]], await self._calls.call("index", ready))
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """See TensorModels."""
         await self._calls.call("load", name, config, files)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """See TensorModels."""
         await self._calls.call("unload", name, dependents)
 
     # -- following the supervisor -----------------------------------------------------------------------------------
@@ -213,22 +207,18 @@ class RemoteModel:
         return result
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResult, None]:
-        """See TensorModel."""
         async for found in self._calls.stream("stream", self.name, self._asked, self._key, request_fields(request)):
             if found is not None:
                 self.version, result = read_result(found)
                 yield result
 
     def metadata(self) -> dict[str, Any]:
-        """See TensorModel."""
         return dict(self._entry.metadata)
 
     def config(self) -> dict[str, Any]:
-        """See TensorModel."""
         return dict(self._entry.config)
 
     async def statistics(self) -> dict[str, Any]:
-        """See TensorModel."""
         return cast(dict[str, Any], await self._calls.call("statistics", self.name, self.version))
 
 
@@ -258,9 +248,7 @@ class _CopiedRequests:
         self._calls, self._name = calls, name
 
     def pick(self, key: str) -> Version | None:
-        """See VersionRollout."""
         return None
 
     def compare(self, path: str, body: bytes) -> None:
-        """See VersionRollout."""
         self._calls.notify("compare", self._name, path, body)

@@ -151,3 +151,8 @@ def _fields(text: str) -> Iterator[Any]:
 
 
 MESSAGES = _make()
+
+
+def encode(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

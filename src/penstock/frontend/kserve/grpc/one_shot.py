@@ -9,9 +9,9 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.generate import find_one_shot
 from penstock.frontend.kserve.grpc.calls import Calls
-from penstock.frontend.kserve.grpc.messages import MESSAGES
+from penstock.frontend.kserve.grpc.messages import MESSAGES, encode
 from penstock.frontend.kserve.grpc.tensors import EMPTY_FINAL
-from penstock.frontend.kserve.one_shot import classified, queue_parameters
+from penstock.frontend.kserve.one_shot import check_counts, classified, queue_parameters
 from penstock.frontend.kserve.shared_memory import ClientMemory, SharedPart, check_size, shared_part
 from penstock.frontend.kserve.tensor_data import as_bytes, pack, repository_error
 from penstock.messages.arrays import pack_strings
@@ -28,7 +28,6 @@ _CONTENTS: Mapping[str, str] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-_MAX_TENSORS = 1024  # inputs, outputs or parameters of a request
 _MAX_HEADS = 1024  # beginnings of answers that are kept
 _ID, _RAW = b"\x1a", b"\x32"  # fields 3 and 6 of ModelInferResponse: the id, and a tensor's bytes
 _log = logging.getLogger("penstock.access")
@@ -115,13 +114,7 @@ def read_request(message: Any, memory: ClientMemory | None, most: int) -> InferR
     """Returns the request in a ModelInferRequest. Raises APIError 400 that names the tensor. `memory`: the shared
     memory that clients may pass tensors in; the inputs of a request may have `most` bytes there."""
     inputs, raw = message.inputs, message.raw_input_contents
-    for name, many in (
-        ("inputs", len(inputs)),
-        ("outputs", len(message.outputs)),
-        ("parameters", len(message.parameters)),
-    ):
-        if many > _MAX_TENSORS:
-            raise invalid(f"{name} has {many} entries; the limit is {_MAX_TENSORS}: send fewer", name)
+    check_counts(inputs=len(inputs), outputs=len(message.outputs), parameters=len(message.parameters))
     parts = [shared_part(memory, _values(each.parameters)) if each.parameters else None for each in inputs]
     check_size(parts, most)
     if raw and len(raw) != parts.count(None):
@@ -161,8 +154,7 @@ def _head(model: TensorModel, outputs: Sequence[Tensor]) -> bytes:
     answer = MESSAGES["InferAnswer"](model_name=model.name, model_version=model.version)
     for each in outputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
-    encoded: bytes = answer.SerializeToString()
-    return encoded
+    return encode(answer)
 
 
 def _shared(
@@ -178,8 +170,7 @@ def _shared(
         for name, value in where.items():
             kind = "int64_param" if isinstance(value, int) else "string_param"
             setattr(output.parameters.add(key=name).value, kind, value)
-    encoded: bytes = answer.SerializeToString()
-    return encoded
+    return encode(answer)
 
 
 def _varint(value: int) -> bytes:

@@ -17,7 +17,15 @@ from penstock.frontend.http.asgi import Message
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.kserve.grpc.calls import Calls, HTTPAnswer, fail
-from penstock.frontend.kserve.grpc.messages import HEALTH, INFERENCE, MESSAGES, NOT_SERVING, SERVICE_UNKNOWN, SERVING
+from penstock.frontend.kserve.grpc.messages import (
+    HEALTH,
+    INFERENCE,
+    MESSAGES,
+    NOT_SERVING,
+    SERVICE_UNKNOWN,
+    SERVING,
+    encode,
+)
 from penstock.frontend.kserve.grpc.parts import check_parts
 from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer, stream_answer
 
@@ -93,7 +101,7 @@ def handlers(calls: Calls, most_at_once: int) -> list[grpc.GenericRpcHandler]:
 
 def _handler(run: Callable[[Any, Any], Awaitable[None]]) -> Any:
     """A method that receives and sends its messages itself. Those received are bytes."""
-    return grpc.stream_stream_rpc_method_handler(run, None, _encode)
+    return grpc.stream_stream_rpc_method_handler(run, None, encode)
 
 
 def _one(calls: Calls, handle: Handle, request: str, *, is_open: bool = False) -> Any:
@@ -124,7 +132,7 @@ def _infer_at_once(calls: Calls, infer: "_Infer", tensors: "TensorCalls") -> Any
             if (model := tensors.find(request)) is not None:
                 return await tensors.answer(model, request)
             with calls.answering() as unread:
-                return _encode(await infer.whole(request, context, unread))
+                return encode(await infer.whole(request, context, unread))
         except APIError as error:
             await fail(context, error)
 
@@ -346,11 +354,6 @@ def _with_pairs(fields: Any) -> Any:
         name: [{"key": key, "value": each} for key, each in value.items()] if name in _MAPS else _with_pairs(value)
         for name, value in fields.items()
     }
-
-
-def _encode(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded
 
 
 def _model(request: Any) -> str:

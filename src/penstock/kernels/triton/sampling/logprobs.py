@@ -9,14 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.sampling.filters import (
-    CHUNK,
-    LISTED,
-    ahead,
-    contenders,
-    floor_of_best,
-    list_reaching,
-)
+from penstock.kernels.triton.sampling.filters import CHUNK, LISTED, ahead, contenders, floor_of_best, list_reaching
 from penstock.kernels.triton.sampling.row_summary import LANES, RowSummary
 
 
