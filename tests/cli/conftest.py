@@ -10,8 +10,10 @@ import pytest
 import typer
 
 from penstock.cli.main import main
+from penstock.cli.plan import bandwidth, command
 
 made_once = cache(typer.main.get_command)  # typer makes all commands anew whenever one is run, which takes longest
+measured_once = cache(bandwidth.read_bandwidth)  # every plan for this machine measures it on all processors
 RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -20,6 +22,8 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended.
     Nothing is piped into it, unless the test sets sys.stdin."""
     monkeypatch.setattr(typer.main, "get_command", made_once)
+    for module in (bandwidth, command):
+        monkeypatch.setattr(module, "read_bandwidth", measured_once)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

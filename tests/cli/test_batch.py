@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from penstock.cli.batch import _answered, _open_answers
+from tests.cli.conftest import RunCommand
 from tests.patience import wait_for
 
 REQUESTS = 40
+FLAGS = ("--model", "python-8m", "--threads", "1", "--max-num-seqs", "2", "--kv-cache-memory", "16MB")
 
 
 def line(custom_id: str, **body: Any) -> str:
@@ -34,8 +36,7 @@ def requests(tmp_path: Path) -> Path:
 
 
 def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "penstock", "batch", *map(str, words), "--model", "python-8m"]
-    command += ["--threads", "1", "--max-num-seqs", "2", "--kv-cache-memory", "16MB"]
+    command = [sys.executable, "-m", "penstock", "batch", *map(str, words), *FLAGS]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
@@ -133,11 +134,14 @@ def test_a_large_file_of_answers_is_read_in_a_moment(tmp_path: Path) -> None:
         (['{"custom_id":"a","body":' + "[" * 10**5], "line 1: "),
     ],
 )
-def test_wrong_requests_are_named_before_anything_starts(lines: Sequence[str], words: str, tmp_path: Path) -> None:
+def test_wrong_requests_are_named_before_anything_starts(
+    lines: Sequence[str], words: str, tmp_path: Path, run_command: RunCommand
+) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text("".join(lines))
-    code, said = run(path, tmp_path / "answers.jsonl")
-    assert code == 2 and words in said and said.count("\n") == 1
+    done = run_command("batch", str(path), str(tmp_path / "answers.jsonl"), *FLAGS)
+    assert done.returncode == 2 and done.stdout == ""
+    assert words in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "answers.jsonl").exists()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import RunCommand
+
 
 def penstock(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *words]
@@ -73,8 +75,11 @@ def test_a_fleet_is_planned(tmp_path: Path) -> None:
         (("plan", "fleet", "--model", "llama-3.1-8b", "--rate", "1", "--device", "V100"), "'V100' is not known"),
     ],
 )
-def test_wrong_use_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = penstock(*words, cwd=tmp_path)
+def test_wrong_use_is_one_line(
+    words: tuple[str, ...], says: str, tmp_path: Path, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_command(*words)
     assert done.returncode == 2 and done.stdout == "", done
     assert len(done.stderr.splitlines()) == 1
     assert re.search(says, done.stderr), done.stderr

@@ -22,9 +22,11 @@ TESTS = (
     "test_int8_pages.py",
     "../../runtime/sampling/test_native_sampler.py",
 )
-# Which of these tests, by parts of their names. AMX and BF16 leave fp32, and so the sampler's logits, to AVX512.
+# Which of these tests, by parts of their names. AMX and BF16 leave fp32, and so the sampler's logits, to AVX512; AMX
+# leaves it all ops but products, experts and attention.
 CHOSEN = {
-    "amx": "((native and bfloat16) or schemes or grouped or rows) and not native_sampler",
+    "amx": "((native and bfloat16 and (linear or logits or experts or attention)) or schemes or grouped or rows)"
+    " and not (native_sampler or latent)",
     "avx512_bf16": "((native and bfloat16) or schemes or rows) and not native_sampler",
     "avx512": "(native or schemes or grouped or rows or int8_pages) and not avx2",
 }
