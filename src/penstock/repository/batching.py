@@ -126,10 +126,15 @@ class BatchedModel:
             if not self._start(waiters, partial(self._done, batch, waiters), now):
                 self._blocked = batch  # `pump` is called again when memory is free
                 break
+        if self._blocked is not None or self.batcher.waiting:
+            self._process.stalled.add(self.pump)
+        else:
+            self._process.stalled.discard(self.pump)
         self._set_timer()
 
     def close(self) -> None:
         """Frees its resources. Called when no request is left."""
+        self._process.stalled.discard(self.pump)
         if self._user is not None and self._pool.remove(self._user):
             self._freed()
 

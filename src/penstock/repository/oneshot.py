@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import msgspec
 
@@ -234,7 +233,6 @@ class ProcessLoader:
         """`kind` is onnx or torch. `on_free` is called when batches may run that could not; it calls `pump`."""
         self._kind, self._pool, self._on_free = kind, pool, on_free
         self.process: ModelProcess | None = None
-        self._models = WeakSet[BatchedModel]()
 
     async def load(self, target: Target) -> OneShotModel:
         """Returns a version that is ready. Raises LoadFailed."""
@@ -269,7 +267,6 @@ class ProcessLoader:
         outputs = _merged(loaded.outputs, settings.outputs, loaded.max_rows, complete=False)
         statistics = ModelStatistics()
         runner = ProcessRunner(target, self.process, number, loaded, outputs, statistics, self._pool)
-        self._models.add(runner.batches)
         return OneShotModel(target, inputs, outputs, loaded.max_rows, runner, statistics)
 
     async def close(self) -> None:
@@ -279,8 +276,8 @@ class ProcessLoader:
 
     def pump(self) -> None:
         """Starts the batches that are due."""
-        for model in self._models:
-            model.pump()
+        for pump in [] if self.process is None else list(self.process.stalled):
+            pump()
 
 
 def _merged(

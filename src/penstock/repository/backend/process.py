@@ -55,6 +55,7 @@ class ModelProcess:
         """`kind` is the framework: onnx or torch."""
         self.arena = TensorArena(arena_bytes)
         self.on_free: Callable[[], None] = lambda: None  # called when batches may run that could not
+        self.stalled: set[Callable[[], None]] = set()  # start the batches of models whose requests wait
         self._command = (*command, kind)
         self._numbers = 0
         self._models: dict[int, wire.LoadModel] = {}  # that are loaded
