@@ -100,6 +100,10 @@ class OneShotModel:
         self._settings, self._max_rows = target.settings, max_rows
         self._check = RequestCheck(target.name, inputs, outputs, max_rows)
         self._cache = AnswerCache(self.statistics_of) if target.settings.cache else None
+        # The batches that may be part of a chain: with nothing between a request and its batch.
+        self.batches: BatchedModel | None = None
+        if isinstance(runner, ProcessRunner) and not runner.reshaped and self._cache is None:
+            self.batches = runner.batches
 
     def compare(self, rollout: Rollout, candidate: TensorModel) -> TensorComparison:
         """See ComparedModel."""
@@ -202,11 +206,11 @@ class ProcessRunner:
             needs=settings.rate_limiter,
         )
         self.batcher: Batcher | None = self.batches.batcher
-        self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
+        self.reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
 
     async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
         """See Runner."""
-        if not self._reshaped:
+        if not self.reshaped:
             return await self.batches.infer(request, rows)
         inputs = [self._with_shape(tensor, inner=True) for tensor in request.inputs]
         found = await self.batches.infer(msgspec.structs.replace(request, inputs=inputs), rows)
@@ -219,7 +223,7 @@ class ProcessRunner:
 
     def _with_shape(self, tensor: Tensor, *, inner: bool) -> Tensor:
         """The tensor with the shape that the model has (`inner`), or that clients see."""
-        settings = self._reshaped.get(tensor.name)
+        settings = self.reshaped.get(tensor.name)
         if settings is None:
             return tensor
         shape = tensor.shape[: self._lead] + _reshaped(tensor.shape[self._lead :], settings, inner=inner)

@@ -148,6 +148,21 @@ class Batcher:
         self.reasons[reason] += 1
         return batch
 
+    def free_for(self, rows: int) -> bool:
+        """Returns whether `plan` would return a batch of these rows at once if they were added now."""
+        rules = self.rules
+        at_once = rules.mode == "dynamic" and not (rules.max_wait and rules.wait == "always") and not self._held
+        free = not self.waiting and len(self._running) < rules.instances
+        return at_once and free and rows <= rules.max_rows and not rules.keep_order
+
+    def follow(self, rows: int) -> Batch:
+        """Begins a batch of requests that never waited here, for which the batcher is free. It ends with `apply`."""
+        self._batches += 1
+        batch = Batch(self._batches, (), rows, "idle")
+        self._running[batch.id] = ()
+        self.reasons["idle"] += 1
+        return batch
+
     def apply(self, batch: Batch) -> list[int]:
         """Takes the end of a batch. Returns the requests whose results may leave now, in order."""
         requests = self._running.pop(batch.id)
