@@ -21,6 +21,18 @@ def test_an_idle_instance_takes_what_is_there_at_once() -> None:
     assert batcher.plan(0.0) is None and batcher.next_due() is None
 
 
+def test_a_batch_that_never_waited_needs_a_free_instance_and_an_empty_queue() -> None:
+    batcher = Batcher(BatchRules(max_rows=4, instances=2))
+    assert batcher.free_for(4) and not batcher.free_for(5)
+    held = batcher.follow(3)
+    batcher.add(1, 1, 0, 0.0)
+    assert not batcher.free_for(1)  # the request that waits goes first
+    batch = batcher.plan(0.0)
+    assert batch is not None and batcher.running == 2 and not batcher.free_for(1)
+    assert batcher.apply(held) == [] and batcher.free_for(1) and batcher.apply(batch) == [1]
+    assert not Batcher(BatchRules(max_wait=1.0, wait="always")).free_for(1)
+
+
 def test_a_busy_model_waits_for_a_free_instance_or_for_others() -> None:
     batcher = queued(BatchRules(max_rows=4, max_wait=1.0, instances=2), 1)
     first = batcher.plan(0.0)
