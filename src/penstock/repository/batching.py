@@ -28,6 +28,9 @@ from penstock.schedule.resources import ResourceNeeds, ResourcePool
 
 MIN_ROOM = 4096  # bytes for outputs
 LONG_NS = 4_000_000  # of several models that run as one batch, as far as their last runs tell
+BUSY = 0.85  # of the thread's time: then a batch gathers requests also while nothing runs
+GATHER_ROWS = 8  # at most
+LOOK_SECONDS = 0.1  # between looks at how busy the thread is
 RETRY_SECONDS = 1  # the Retry-After of a full queue
 
 
@@ -79,6 +82,8 @@ class BatchedModel:
         self._blocked: Batch | None = None  # waits for shared memory
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._most = 0  # requests at a time since the last look at how busy the thread is
+        self._next_look = 0.0
 
     async def infer(self, request: InferRequest, rows: int) -> InferResult:
         """Runs a request that has been checked. Raises QueueFull, DeadlineExceeded, RequestRejected and EngineError."""
@@ -98,6 +103,7 @@ class BatchedModel:
             )
         waiter = _Waiter(request, rows, asyncio.get_running_loop().create_future(), now)
         self._waiters[number] = waiter
+        self._most = max(self._most, len(self._waiters))
         self._schedule()
         try:
             return await waiter.result
@@ -116,6 +122,7 @@ class BatchedModel:
         """Starts the batches that are due. Called when something has changed."""
         self._scheduled = False
         now = time.monotonic()
+        self._set_gather(now)
         for number in (late := self.batcher.drop_late(now)):
             waiter = self._waiters.pop(number)
             _fail(
@@ -178,6 +185,13 @@ class BatchedModel:
         due = self.batcher.next_due()
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self.pump)
+
+    def _set_gather(self, now: float) -> None:
+        """Has the batcher gather half of the requests that were here at a time, if this thread has no time left."""
+        if now >= self._next_look:
+            busy = self._process.thread.busy(now) >= BUSY
+            self.batcher.gather = min(self._most // 2, GATHER_ROWS) if busy else 0
+            self._next_look, self._most = now + LOOK_SECONDS, len(self._waiters)
 
     def _next(self, waiters: list[_Waiter], rows: int) -> Sequence[NextStep]:
         """The models that run at once after this one, because all requests go there and nothing else waits for them.
