@@ -6,10 +6,12 @@ ENV is a virtual environment with tritonclient[grpc], mlserver and onnxruntime. 
 cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `modes` compares
 dynamic with static batching of 32 rows or 50 ms, at 10 requests a second and then flat out; `overhead` is the time of
 one request in the server, less the run itself, as the server counts both; `pipelines` compares the throughput of two
-pipelines with that of their slowest step, in turns.
+pipelines with that of their slowest step, in turns; `supervisor` compares the latency of tensors over HTTP with one API
+process and with two, in turns.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -65,11 +67,12 @@ def running(command: list[str], ready: str, cwd: Path, log: Path) -> Iterator[in
 
 
 @contextlib.contextmanager
-def penstock(root: Path, *, with_grpc: bool = True) -> Iterator[tuple[int, int, int]]:
+def penstock(root: Path, *options: str, with_grpc: bool = True) -> Iterator[tuple[int, int, int]]:
     """A server: its HTTP port, its gRPC port and its process. `with_grpc` False: nothing answers at the gRPC port."""
     port, grpc = free_port(), free_port()
     command = [sys.executable, "-m", "penstock", "serve", "--repository", str(root), "--state-dir", "none"]
     command += ["--port", str(port), "--log-level", "warning", *(("--grpc-port", str(grpc)) if with_grpc else ())]
+    command += options
     with running(command, f"http://127.0.0.1:{port}/readyz", HERE.parent, root.parent / "penstock.log") as pid:
         yield port, grpc, pid
 
@@ -258,16 +261,57 @@ def pipelines(python: Path, root: Path, seconds: float, turns: int) -> dict[str,
     return {name: {"median": round(statistics.median(each), 3), "all": each} for name, each in found.items()}
 
 
+def latency(port: int, model: str, width: int, seconds: float) -> float:
+    """The median latency in milliseconds of a row over HTTP, as bytes."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, width], "parameters": {"binary_data_size": 4 * width}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    body, headers = head + bytes(4 * width), {"Inference-Header-Content-Length": str(len(head))}
+    connection, found = http.client.HTTPConnection("127.0.0.1", port), list[float]()
+    end = time.monotonic() + seconds
+    while (began := time.monotonic()) < end:
+        connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        if answer.status == 200:
+            found.append((time.monotonic() - began) * 1000)
+        elif found:
+            raise SystemExit(f"a request failed: {data!r}")
+        else:  # one of the processes was not ready yet
+            print(f"before the first answer: {data!r}", flush=True)
+            connection.close()
+            time.sleep(0.2)
+    connection.close()
+    return statistics.median(found)
+
+
+def supervisor(seconds: float, turns: int) -> dict[str, list[float]]:
+    """The median latencies in milliseconds of 4 and 128 KiB there and back, with one and two API processes."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "models")
+        widths = {"4 KiB": 1 << 10, "128 KiB": 1 << 15}
+        for width in widths.values():
+            put(root, f"w{width}", scale(2.0, width=width))
+        for _ in range(turns):
+            for processes in ("1", "2"):
+                with penstock(root, "--api-processes", processes, with_grpc=False) as (port, _, _):
+                    for size, width in widths.items():
+                        made = latency(port, f"w{width}", width, seconds)
+                        found.setdefault(f"{size}, {processes} processes", []).append(round(made, 3))
+            print(f"medians in ms: {found}", flush=True)
+    return found
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--peers", type=Path, required=True, help="environment with tritonclient and mlserver")
     options.add_argument("--seconds", type=float, default=6.0)
     options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--cases", default="clients,modes,overhead,pipelines")
+    options.add_argument("--cases", default="clients,modes,overhead,pipelines,supervisor")
     options.add_argument("--plot", type=Path, help="draw dynamic and static batching into this file")
     given = options.parse_args()
     python = given.peers.absolute() / "bin/python"
-    cases, result = given.cases.split(","), {}
+    cases, result = given.cases.split(","), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         root, peer = Path(folder, "models"), Path(folder, "mlserver")
         peer.mkdir()
@@ -299,6 +343,8 @@ def main() -> None:
             root = Path(folder, "models")
             put(root, "matmul", matmuls(SIZE))
             result["pipelines"] = pipelines(python, root, given.seconds, given.turns)
+    if "supervisor" in cases:
+        result["supervisor_ms"] = supervisor(given.seconds, given.turns)
     write(result, given.json, peers={"mlserver": "1.7.1"})
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule.batcher import Batcher, BatchRules, LevelRules
+from penstock.schedule.batcher import GATHER_SECONDS, Batcher, BatchRules, LevelRules
 
 
 def queued(rules: BatchRules, *rows: int, group: object = 0, now: float = 0.0) -> Batcher:
@@ -19,6 +19,35 @@ def test_an_idle_instance_takes_what_is_there_at_once() -> None:
     batch = batcher.plan(0.0)
     assert batch is not None and (batch.requests, batch.rows, batch.reason) == ((0, 1, 2), 3, "idle")
     assert batcher.plan(0.0) is None and batcher.next_due() is None
+
+
+def test_a_batch_that_never_waited_needs_a_free_instance_and_an_empty_queue() -> None:
+    batcher = Batcher(BatchRules(max_rows=4, instances=2))
+    assert batcher.free_for(4) and not batcher.free_for(5)
+    held = batcher.follow(3)
+    batcher.add(1, 1, 0, 0.0)
+    assert not batcher.free_for(1)  # the request that waits goes first
+    batch = batcher.plan(0.0)
+    assert batch is not None and batcher.running == 2 and not batcher.free_for(1)
+    assert batcher.apply(held) == [] and batcher.free_for(1) and batcher.apply(batch) == [1]
+    assert not Batcher(BatchRules(max_wait=1.0, wait="always")).free_for(1)
+
+
+def test_rows_are_gathered_for_a_short_time_also_while_nothing_runs() -> None:
+    batcher = queued(BatchRules(max_rows=8), 1)
+    batcher.gather = 3
+    assert batcher.plan(0.0) is None and batcher.next_due() == GATHER_SECONDS
+    assert not batcher.due(GATHER_SECONDS / 2) and batcher.due(GATHER_SECONDS)
+    batcher.add(8, 2, 0, 0.001)
+    batch = batcher.plan(0.001)
+    assert batch is not None and (batch.rows, batch.reason) == (3, "idle")
+    batcher.add(9, 1, 0, 1.0)
+    assert batcher.plan(1.0) is None  # also while a batch has just ended
+    batcher.apply(batch)
+    assert batcher.plan(1.0) is None and batcher.plan(1.0 + GATHER_SECONDS) is not None
+    full = queued(BatchRules(max_rows=2), 1, 1)
+    full.gather = 3
+    assert full.plan(0.0) is not None
 
 
 def test_a_busy_model_waits_for_a_free_instance_or_for_others() -> None:

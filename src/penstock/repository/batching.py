@@ -21,12 +21,20 @@ from penstock.messages.tensors import (
 )
 from penstock.repository.backend.process import Done, ModelProcess, unavailable
 from penstock.repository.backend.wire import BatchDone, RunBatch, TensorPlace
+from penstock.repository.chains import ChainRequest, NextStep, common_steps
 from penstock.repository.statistics import ModelStatistics
 from penstock.schedule.batcher import Batch, Batcher, BatchRules
 from penstock.schedule.resources import ResourceNeeds, ResourcePool
 
 MIN_ROOM = 4096  # bytes for outputs
+LONG_NS = 4_000_000  # of several models that run as one batch, as far as their last runs tell
+BUSY = 0.85  # of the thread's time: then a batch gathers requests also while nothing runs
+GATHER_ROWS = 8  # at most
+LOOK_SECONDS = 0.1  # between looks at how busy the thread is
 RETRY_SECONDS = 1  # the Retry-After of a full queue
+
+
+Ran = list[tuple[NextStep, Batch]]  # models that run with a batch, and what they hold of their own batchers
 
 
 class _Waiter(msgspec.Struct, eq=False):
@@ -61,7 +69,7 @@ class BatchedModel:
         resources of the `pool`."""
         self.name = name
         self.batcher = Batcher(rules)
-        self._process, self._model = process, model
+        self._process, self.model = process, model
         self._outputs = tuple(spec.name for spec in outputs)
         self._row_bytes = sum(_known_bytes(spec) for spec in outputs)  # of all outputs, as far as they are known
         self._statistics = statistics
@@ -70,13 +78,16 @@ class BatchedModel:
         self._pool, self._user = pool, pool.add(needs) if needs.resources else None
         self._waiters: dict[int, _Waiter] = {}
         self._numbers = 0
+        self._last_ns = math.inf  # of the last run
         self._blocked: Batch | None = None  # waits for shared memory
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._most = 0  # requests at a time since the last look at how busy the thread is
+        self._next_look = 0.0
 
     async def infer(self, request: InferRequest, rows: int) -> InferResult:
         """Runs a request that has been checked. Raises QueueFull, DeadlineExceeded, RequestRejected and EngineError."""
-        if self._process.gone(self._model):
+        if self._process.gone(self.model):
             raise EngineError(f"model {self.name!r} has ended its process too often; load it again")
         size = sum(len(tensor.data) for tensor in request.inputs)
         if size > self._process.arena.size // 4:
@@ -92,6 +103,7 @@ class BatchedModel:
             )
         waiter = _Waiter(request, rows, asyncio.get_running_loop().create_future(), now)
         self._waiters[number] = waiter
+        self._most = max(self._most, len(self._waiters))
         self._schedule()
         try:
             return await waiter.result
@@ -102,10 +114,15 @@ class BatchedModel:
                 self._schedule()
             raise
 
+    def may_precede(self, other: "BatchedModel") -> bool:
+        """Returns whether a batch may go on to another model in its process."""
+        return self._process is other._process and self._has_rows and other._has_rows and other._user is None
+
     def pump(self) -> None:
         """Starts the batches that are due. Called when something has changed."""
         self._scheduled = False
         now = time.monotonic()
+        self._set_gather(now)
         for number in (late := self.batcher.drop_late(now)):
             waiter = self._waiters.pop(number)
             _fail(
@@ -113,29 +130,36 @@ class BatchedModel:
             )
         if late:
             self._leave(self.batcher.leaving())
-        if self._process.gone(self._model):
+        if self._process.gone(self.model):
             self._end_all()
             self.close()
             return
         while self._blocked is not None or self._can_run(now):
             batch = self._blocked or self.batcher.plan(now)
-            if batch is None or not self._process.has(self._model):
+            if batch is None or not self._process.has(self.model):
                 break
             self._blocked = None
             waiters = [self._waiters[number] for number in batch.requests]
-            if not self._start(waiters, partial(self._done, batch, waiters), now):
+            then, ran = self._next(waiters, batch.rows), Ran()
+            if not self._start(waiters, partial(self._done, batch, waiters, ran), now, then):
                 self._blocked = batch  # `pump` is called again when memory is free
                 break
+            ran += [(step, step.batches.batcher.follow(batch.rows)) for step in then]
+        if self._blocked is not None or self.batcher.waiting:
+            self._process.stalled.add(self.pump)
+        else:
+            self._process.stalled.discard(self.pump)
         self._set_timer()
 
     def close(self) -> None:
         """Frees its resources. Called when no request is left."""
+        self._process.stalled.discard(self.pump)
         if self._user is not None and self._pool.remove(self._user):
             self._freed()
 
     def _can_run(self, now: float) -> bool:
         """Takes the resources of the next batch, if one is due and the process can run it."""
-        can = self._process.has(self._model)
+        can = self._process.has(self.model)
         if self._user is None:
             return can
         if can and self.batcher.due(now):
@@ -162,14 +186,36 @@ class BatchedModel:
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self.pump)
 
-    def _start(self, waiters: list[_Waiter], done: Done, now: float) -> bool:
+    def _set_gather(self, now: float) -> None:
+        """Has the batcher gather half of the requests that were here at a time, if this thread has no time left."""
+        if now >= self._next_look:
+            busy = self._process.thread.busy(now) >= BUSY
+            self.batcher.gather = min(self._most // 2, GATHER_ROWS) if busy else 0
+            self._next_look, self._most = now + LOOK_SECONDS, len(self._waiters)
+
+    def _next(self, waiters: list[_Waiter], rows: int) -> Sequence[NextStep]:
+        """The models that run at once after this one, because all requests go there and nothing else waits for them.
+
+        That saves the way to the process and back for each. Long runs end here: others may need a model meanwhile.
+        """
+        found, ns = list[NextStep](), self._last_ns
+        for step in common_steps([waiter.request for waiter in waiters]):
+            ns += step.batches._last_ns
+            used = self is step.batches or any(each.batches is step.batches for each in found)
+            if used or ns > LONG_NS or not step.batches.batcher.free_for(rows):
+                break
+            found.append(step)
+        return found
+
+    def _start(self, waiters: list[_Waiter], done: Done, now: float, then: Sequence[NextStep] = ()) -> bool:
         """Copies the inputs of requests to shared memory, one after the other, and has them run. Returns False if there
         is no room."""
+        last = then[-1].batches if then else self
         requests = [waiter.request for waiter in waiters]
         sizes = [sum(len(request.inputs[i].data) for request in requests) for i in range(len(requests[0].inputs))]
         total = sum(map(_aligned, sizes))
         rows = sum(waiter.rows for waiter in waiters)
-        room = MIN_ROOM + _aligned(self._row_bytes * rows) + 64 * len(self._outputs)
+        room = MIN_ROOM + _aligned(last._row_bytes * rows) + 64 * len(last._outputs)
         arena = self._process.arena
         region = arena.take(total + room)
         if region is None:
@@ -187,15 +233,24 @@ class BatchedModel:
         for waiter in waiters:
             waiter.began = now
         wanted = _wanted(requests, self._outputs)
-        order = RunBatch(0, self._model, places, wanted, region + total, room)
+        order = RunBatch(0, self.model, places, wanted, region + total, room)
+        order.then = [step.order(rows) for step in then]
         self._process.submit(order, region, self._hang_seconds, done)
         return True
 
-    def _done(self, batch: Batch, waiters: list[_Waiter], report: BatchDone, memory: memoryview) -> None:
-        if report.error and len(waiters) > 1 and self._process.has(self._model):
+    def _done(self, batch: Batch, waiters: list[_Waiter], ran: Ran, report: BatchDone, memory: memoryview) -> None:
+        for step, held in ran:
+            step.batches.batcher.apply(held)
+            if step.batches.batcher.waiting:
+                step.batches._schedule()
+        if report.error and (len(waiters) > 1 or ran) and self._process.has(self.model):
             self._run_alone(batch, waiters)
             return
         self._keep(waiters, report, memory)
+        for (step, held), ns in zip(ran, report.then_ns, strict=False):  # no times come with an error
+            step.batches._count(held.rows, len(waiters), (0, ns, 0))
+            for _ in waiters:
+                step.batches._statistics.request(ns / 1e9, 0.0)
         self._finish(batch)
 
     def _finish(self, batch: Batch) -> None:
@@ -212,7 +267,7 @@ class BatchedModel:
 
         def done(report: BatchDone, memory: memoryview) -> None:
             self._keep([first], report, memory)
-            if rest and self._process.has(self._model):
+            if rest and self._process.has(self.model):
                 self._run_alone(batch, rest)
                 return
             for each in rest:
@@ -228,11 +283,11 @@ class BatchedModel:
         """Counts a run, and gives each request its rows of the outputs, or the error."""
         rows = sum(waiter.rows for waiter in waiters)
         if report.error:
-            alive = self._process.has(self._model)
+            alive = self._process.has(self.model)
             for waiter in waiters:
                 waiter.outcome = _run_error(self.name, report.error, alive=alive)
             return
-        self._statistics.batch(rows, len(waiters), (report.input_ns, report.run_ns, report.output_ns))
+        self._count(rows, len(waiters), (report.input_ns, report.run_ns, report.output_ns))
         results: list[list[Tensor]] = [[] for _ in waiters]
         for place in report.outputs:
             data = memory[place.start : place.start + place.size]
@@ -253,10 +308,16 @@ class BatchedModel:
                 result.append(Tensor(place.name, place.datatype, shape, part))
         for waiter, result in zip(waiters, results, strict=True):
             names = waiter.request.outputs
-            if names and len(names) < len(result):
+            if isinstance(waiter.request, ChainRequest):
+                waiter.request.ran = len(report.then_ns)
+            elif names and len(names) < len(result):
                 by_name = {tensor.name: tensor for tensor in result}
                 result = [by_name[name] for name in names]
             waiter.outcome = InferResult(outputs=result)
+
+    def _count(self, rows: int, requests: int, ns: tuple[int, int, int]) -> None:
+        self._last_ns = ns[1]
+        self._statistics.batch(rows, requests, ns)
 
     def _leave(self, numbers: list[int]) -> None:
         """Hands out results whose turn it is."""

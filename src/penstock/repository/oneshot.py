@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import msgspec
 
@@ -99,6 +98,10 @@ class OneShotModel:
         self._settings, self._max_rows = target.settings, max_rows
         self._check = RequestCheck(target.name, inputs, outputs, max_rows)
         self._cache = AnswerCache(self.statistics_of) if target.settings.cache else None
+        # The batches that may be part of a chain: with nothing between a request and its batch.
+        self.batches: BatchedModel | None = None
+        if isinstance(runner, ProcessRunner) and not runner.reshaped and self._cache is None:
+            self.batches = runner.batches
 
     def compare(self, rollout: Rollout, candidate: TensorModel) -> TensorComparison:
         """See ComparedModel."""
@@ -197,10 +200,10 @@ class ProcessRunner:
             needs=settings.rate_limiter,
         )
         self.batcher: Batcher | None = self.batches.batcher
-        self._reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
+        self.reshaped = {each.name: each for each in (*settings.inputs, *settings.outputs) if each.reshape is not None}
 
     async def run(self, request: InferRequest, rows: int, emit: Emit | None = None) -> InferResult:
-        if not self._reshaped:
+        if not self.reshaped:
             return await self.batches.infer(request, rows)
         inputs = [self._with_shape(tensor, inner=True) for tensor in request.inputs]
         found = await self.batches.infer(msgspec.structs.replace(request, inputs=inputs), rows)
@@ -212,7 +215,7 @@ class ProcessRunner:
 
     def _with_shape(self, tensor: Tensor, *, inner: bool) -> Tensor:
         """The tensor with the shape that the model has (`inner`), or that clients see."""
-        settings = self._reshaped.get(tensor.name)
+        settings = self.reshaped.get(tensor.name)
         if settings is None:
             return tensor
         shape = tensor.shape[: self._lead] + _reshaped(tensor.shape[self._lead :], settings, inner=inner)
@@ -226,7 +229,6 @@ class ProcessLoader:
         """`kind` is onnx or torch. `on_free` is called when batches may run that could not; it calls `pump`."""
         self._kind, self._pool, self._on_free = kind, pool, on_free
         self.process: ModelProcess | None = None
-        self._models = WeakSet[BatchedModel]()
 
     async def load(self, target: Target) -> OneShotModel:
         """Returns a version that is ready. Raises LoadFailed."""
@@ -261,7 +263,6 @@ class ProcessLoader:
         outputs = _merged(loaded.outputs, settings.outputs, loaded.max_rows, complete=False)
         statistics = ModelStatistics()
         runner = ProcessRunner(target, self.process, number, loaded, outputs, statistics, self._pool)
-        self._models.add(runner.batches)
         return OneShotModel(target, inputs, outputs, loaded.max_rows, runner, statistics)
 
     async def close(self) -> None:
@@ -271,8 +272,8 @@ class ProcessLoader:
 
     def pump(self) -> None:
         """Starts the batches that are due."""
-        for model in self._models:
-            model.pump()
+        for pump in [] if self.process is None else list(self.process.stalled):
+            pump()
 
 
 def _merged(

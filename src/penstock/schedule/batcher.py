@@ -18,6 +18,9 @@ Reason = Literal["full", "preferred", "idle", "waited", "shapes", "single"]
 Refusal = Literal["queue", "level"]
 
 
+GATHER_SECONDS = 0.002  # that a request waits at most for `Batcher.gather`
+
+
 class LevelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """The rules of a level of the queue. Times are in seconds; 0 means no limit."""
 
@@ -71,6 +74,7 @@ class Batcher:
         self._order: deque[int] = deque()  # requests whose results have not left, in order of arrival
         self._finished: set[int] = set()
         self._batches = 0
+        self.gather = 0  # rows to wait for also while nothing runs, as each batch costs time that requests lack
         self._held = rules.starts_after
         self._timeouts = any(level.timeout or level.override for level in rules.levels)
 
@@ -148,6 +152,21 @@ class Batcher:
         self.reasons[reason] += 1
         return batch
 
+    def free_for(self, rows: int) -> bool:
+        """Returns whether `plan` would return a batch of these rows at once if they were added now."""
+        rules = self.rules
+        at_once = rules.mode == "dynamic" and not (rules.max_wait and rules.wait == "always") and not self._held
+        free = not self.waiting and len(self._running) < rules.instances
+        return at_once and free and rows <= rules.max_rows and not rules.keep_order
+
+    def follow(self, rows: int) -> Batch:
+        """Begins a batch of requests that never waited here, for which the batcher is free. It ends with `apply`."""
+        self._batches += 1
+        batch = Batch(self._batches, (), rows, "idle")
+        self._running[batch.id] = ()
+        self.reasons["idle"] += 1
+        return batch
+
     def apply(self, batch: Batch) -> list[int]:
         """Takes the end of a batch. Returns the requests whose results may leave now, in order."""
         requests = self._running.pop(batch.id)
@@ -163,8 +182,11 @@ class Batcher:
     def next_due(self) -> float | None:
         """Returns when `drop_late` or `plan` should be called although nothing has happened; None: not at all."""
         times = [each.due for queue in self._levels for each in queue if each.due is not None] if self._timeouts else []
-        if self.waiting and not self._held and len(self._running) < self.rules.instances and self.rules.max_wait:
-            times.append(min(each.arrived for each in self._choose(-math.inf)[0]) + self.rules.max_wait)
+        if self.waiting and not self._held and len(self._running) < self.rules.instances:
+            if self.rules.max_wait:
+                times.append(min(each.arrived for each in self._choose(-math.inf)[0]) + self.rules.max_wait)
+            if self.gather and self._need_not_wait():
+                times.append(self._gathered(self._choose(-math.inf)[0]))
         return min(times, default=None)
 
     def _may_run(self) -> bool:
@@ -201,9 +223,9 @@ class Batcher:
             return chosen[:best], "preferred"
         if reason is None and rules.preferred and rows > max(rules.preferred):
             reason = "full"
-        if reason is None and self._need_not_wait():
+        if reason is None and self._need_not_wait() and (rows >= self.gather or now >= self._gathered(chosen)):
             reason = "idle"
-        if reason is None and (exceeded or not rules.max_wait):
+        if reason is None and (exceeded or not (rules.max_wait or self.gather)):
             reason = "waited"
         return chosen, reason
 
@@ -211,6 +233,10 @@ class Batcher:
         """Off-peak: while nothing runs, waiting for others would only add latency."""
         rules = self.rules
         return rules.mode == "dynamic" and (not rules.max_wait or (rules.wait == "busy" and not self._running))
+
+    def _gathered(self, chosen: list[_Waiting]) -> float:
+        """When a batch has gathered long enough."""
+        return min(each.arrived for each in chosen) + GATHER_SECONDS
 
     def _in_order(self) -> Iterator[_Waiting]:
         for queue, delayed in zip(self._levels, self._delayed, strict=True):

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 from penstock.engine.child import die_with_parent, log_to_stderr
@@ -85,23 +86,32 @@ class ModelWorker:
                 for place in order.inputs
             }
             read = clock()
-            arrays = self._models[order.model].run(inputs, order.outputs)
-            ran = clock()
-            done, spilled = self._write(order, arrays)
+            model, names = self._models[order.model], order.outputs
+            arrays = model.run(inputs, names)
+            ends = [clock()]
+            for step in order.then:
+                inputs = _handed_on(step, dict(zip(names, arrays, strict=True)))
+                model, names = self._models[step.model], step.outputs
+                arrays = model.run(inputs, names)
+                ends.append(clock())
+            done, spilled = self._write(order, model, names, arrays)
         except Exception as error:
             self._send(wire.BatchDone(order.batch, [], 0, 0, 0, error=_text(error)))
             return
-        done.input_ns, done.run_ns, done.output_ns = read - began, ran - read, clock() - ran
+        done.input_ns, done.run_ns, done.output_ns = read - began, ends[0] - read, clock() - ends[-1]
+        done.then_ns = [end - start for start, end in pairwise(ends)]
         if spilled is None:
             self._send(done)
         else:
             socket.send_fds(self._link, [wire.encode(done)], [spilled])
             os.close(spilled)
 
-    def _write(self, order: wire.RunBatch, arrays: list[Any]) -> tuple[wire.BatchDone, int | None]:
-        """Writes outputs into their room, or into a file in memory if they do not fit."""
-        by_name = {spec.name: spec for spec in self._models[order.model].outputs}
-        specs = [by_name[name] for name in order.outputs or by_name]
+    def _write(
+        self, order: wire.RunBatch, model: ChildModel, names: Sequence[str], arrays: list[Any]
+    ) -> tuple[wire.BatchDone, int | None]:
+        """Writes outputs of a model into their room, or into a file in memory if they do not fit."""
+        by_name = {spec.name: spec for spec in model.outputs}
+        specs = [by_name[name] for name in names or by_name]
         places, parts, at = [], [], 0
         for spec, array in zip(specs, arrays, strict=True):
             datatype, data = write_array(array)
@@ -124,6 +134,14 @@ class ModelWorker:
 
     def _send(self, report: Any) -> None:
         self._link.send(wire.encode(report))
+
+
+def _handed_on(step: wire.RunNext, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a model among the outputs of the one before. Raises ValueError if a shape is not as declared."""
+    for _, before, shape in step.inputs:
+        if arrays[before].shape != shape:
+            raise ValueError(f"output {before!r} has the shape {arrays[before].shape}, not {shape}")
+    return {own: arrays[before] for own, before, _ in step.inputs}
 
 
 def _text(error: Exception) -> str:

@@ -22,6 +22,7 @@ from penstock.engine.tasks import spawn
 from penstock.environment import child_environment
 from penstock.messages import EngineError
 from penstock.messages.tensors import LoadFailed
+from penstock.observe.thread_load import ThreadLoad
 from penstock.repository.backend import wire
 from penstock.repository.backend.arena import TensorArena
 
@@ -55,6 +56,8 @@ class ModelProcess:
         """`kind` is the framework: onnx or torch."""
         self.arena = TensorArena(ARENA_BYTES)
         self.on_free: Callable[[], None] = lambda: None  # called when batches may run that could not
+        self.thread = ThreadLoad()
+        self.stalled: set[Callable[[], None]] = set()  # start the batches of models whose requests wait
         self._command = (*CHILD, kind)
         self._numbers = 0
         self._models: dict[int, wire.LoadModel] = {}  # that are loaded
@@ -109,6 +112,7 @@ class ModelProcess:
         """Ends the process and its batches. May be called twice."""
         self._closed = True
         await self._stop()
+        self.thread.close()
         for task in self._tasks:
             task.cancel()
 

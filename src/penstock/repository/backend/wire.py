@@ -31,8 +31,16 @@ class LoadModel(msgspec.Struct, tag="load", array_like=True):
     threads: int  # that compute one run
 
 
+class RunNext(msgspec.Struct, array_like=True):
+    """Run another model with the outputs of the one before, which stay in the process."""
+
+    model: int
+    inputs: list[tuple[str, str, tuple[int, ...]]]  # its input, the output before, and the shape that it must have
+    outputs: tuple[str, ...]
+
+
 class RunBatch(msgspec.Struct, tag="run", array_like=True):
-    """Run a model. Outputs go to the region at `room`, one after the other."""
+    """Run a model, `then` others. The outputs of the last one go to the region at `room`, one after the other."""
 
     batch: int
     model: int
@@ -40,6 +48,7 @@ class RunBatch(msgspec.Struct, tag="run", array_like=True):
     outputs: tuple[str, ...]
     room: int
     room_size: int
+    then: list[RunNext] = []
 
 
 class DropModel(msgspec.Struct, tag="drop", array_like=True):
@@ -80,6 +89,7 @@ class BatchDone(msgspec.Struct, tag="done", array_like=True):
     run_ns: int
     output_ns: int
     error: str = ""
+    then_ns: list[int] = []  # the runs of the models that followed
 
 
 ToChild = LoadModel | RunBatch | DropModel

@@ -6,9 +6,12 @@ from collections.abc import Collection, Coroutine, Sequence
 from penstock.messages import RequestRejected
 from penstock.messages.tensors import LoadFailed, TensorSpec
 from penstock.repository.pipelines import nodes
+from penstock.repository.pipelines.chain import with_chains
 from penstock.repository.pipelines.expression import Expression, names_in
 from penstock.repository.pipelines.rows import chosen_rows, scattered, values
 from penstock.repository.settings import PipelineStep
+
+MAX_PLANS = 64  # orders of nodes that are kept, by the outputs that they make
 
 
 class Graph:
@@ -19,6 +22,7 @@ class Graph:
         self._nodes = [_node(step, find, has_rows=has_rows) for step in steps]  # `check` puts them into an order
         self.makes: frozenset[str] = frozenset().union(*(node.makes for node in self._nodes))
         self.needs: frozenset[str] = frozenset().union(*(node.needs for node in self._nodes)) - self.makes
+        self._plans: dict[frozenset[str], list[nodes.PlannedNode]] = {}
 
     def check(self, given: nodes.Specs) -> nodes.Specs:
         """Returns the tensors that the nodes make. Raises LoadFailed for one that is made twice, or by no node."""
@@ -40,7 +44,12 @@ class Graph:
 
     async def run(self, tensors: nodes.Tensors, call: nodes.PipelineCall, wanted: Collection[str]) -> None:
         """Runs the nodes that make these tensors, and adds all that is made. If a node fails, the rest is cancelled."""
-        waiting = self._needed(wanted)
+        names = frozenset(wanted)
+        waiting = self._plans.get(names)
+        if waiting is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            waiting = self._plans[names] = with_chains(self._needed(names), names)
         running: set[asyncio.Task[nodes.Tensors]] = set()
         try:
             while waiting or running:
@@ -64,7 +73,7 @@ class Graph:
             if not node.makes.isdisjoint(names):
                 found.append(node)
                 names |= node.needs
-        return found
+        return found[::-1]
 
 
 class SwitchNode:

@@ -3,10 +3,12 @@
 A tensor passes from node to node by reference. A node runs as soon as the tensors that it needs are there.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from penstock.messages import RequestRejected
 from penstock.messages.tensors import InferRequest, InferResult, LoadFailed, MemberModel, Tensor, TensorSpec
+from penstock.repository.chains import ChainRequest, NextStep
 from penstock.repository.pipelines.rows import divided, joined, whole_text
 from penstock.repository.settings import PipelineStep
 
@@ -25,24 +27,29 @@ class PipelineCall(NamedTuple):
     emit: Callable[[Tensor], None] | None = None  # takes such pieces; None: the client reads the whole answer
 
 
-class PipelineNode(Protocol):
-    """A part of a graph."""
+class PlannedNode(Protocol):
+    """A part of a graph that has been checked."""
 
     needs: frozenset[str]  # tensors without which it cannot run
     makes: frozenset[str]
 
-    def check(self, given: Specs) -> Specs:
-        """Returns the tensors that it makes from those given. Raises LoadFailed."""
-
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
         """Returns the tensors that it makes. Raises what models raise."""
+
+
+class PipelineNode(PlannedNode, Protocol):
+    """A part of a graph."""
+
+    def check(self, given: Specs) -> Specs:
+        """Returns the tensors that it makes from those given. Raises LoadFailed."""
 
 
 class ModelNode:
     """A PipelineNode with a model, or a tokenizer. Its request joins the batches of the model."""
 
     def __init__(self, step: PipelineStep, find: Find) -> None:
-        self._step, self._find = step, find
+        self._step, self._find, self._kind = step, find, step.kind
+        self.inputs, self.outputs = step.inputs, step.outputs
         self.needs, self.makes = frozenset(step.inputs.values()), frozenset(step.outputs.values())
 
     def check(self, given: Specs) -> Specs:
@@ -67,19 +74,39 @@ class ModelNode:
             raise LoadFailed(f"step {step.name!r} makes a tensor twice; give outputs different names")
         return {name: outputs[own] for own, name in step.outputs.items()}
 
+    def found(self) -> MemberModel | None:
+        """Returns the model; None if it is not ready."""
+        try:
+            return self._model()
+        except RequestRejected:
+            return None
+
+    async def run_with(
+        self, then: tuple[NextStep, ...], others: Sequence["ModelNode"], tensors: Tensors, call: PipelineCall
+    ) -> tuple[Tensors, int]:
+        """Runs the model, and as many of the `others` as can run at once after it, which are `then`. Returns the
+        tensors that the last one makes, and how many others ran."""
+        request = ChainRequest(**self._fields(tensors, call), then=then)
+        result = await self._model().infer(request)
+        last = others[request.ran - 1] if request.ran else self
+        return last._renamed(result), request.ran
+
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        step, request = self._step, call.request
-        part = InferRequest(
-            inputs=[renamed(tensors[name], own) for own, name in step.inputs.items() if name in tensors],
-            outputs=tuple(step.outputs),
-            priority=request.priority,
-            timeout=request.timeout,
-            id=request.id,
-        )
+        part = InferRequest(**self._fields(tensors, call))
         model = self._model()
         if call.emit is not None and model.streams and not self.makes.isdisjoint(call.wanted):
             return await self._stream(model, part, call)
         return self._renamed(await model.infer(part))
+
+    def _fields(self, tensors: Tensors, call: PipelineCall) -> dict[str, Any]:
+        request = call.request
+        return {
+            "inputs": [renamed(tensors[name], own) for own, name in self.inputs.items() if name in tensors],
+            "outputs": tuple(self.outputs),
+            "priority": request.priority,
+            "timeout": request.timeout,
+            "id": request.id,
+        }
 
     async def _stream(self, model: MemberModel, part: InferRequest, call: PipelineCall) -> Tensors:
         assert call.emit is not None
@@ -99,9 +126,9 @@ class ModelNode:
     def _model(self) -> MemberModel:
         """Raises LoadFailed, and NotReady."""
         step = self._step
-        model = self._find(step.name, step.version, step.kind)
+        model = self._find(step.name, step.version, self._kind)
         if model is None:
-            what = "one-shot or language model" if step.kind == "model" else "model with a tokenizer"
+            what = "one-shot or language model" if self._kind == "model" else "model with a tokenizer"
             raise LoadFailed(f"step {step.name!r}: there is no such {what}; load it first")
         return model
 
