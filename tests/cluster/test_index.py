@@ -65,6 +65,17 @@ def test_a_booking_counts_for_a_short_time() -> None:
     index.book("nobody", keys, 100.0)
 
 
+def test_a_block_that_was_evicted_counts_no_longer_although_it_was_booked() -> None:
+    index, keys = BlockIndex(), chain("a", 5)
+    index.join("one", 1)
+    index.book("one", keys, 100.0)
+    index.apply("one", 1, BlockChanges(1, tuple(keys)))
+    index.apply("one", 1, BlockChanges(2, (), tuple(keys[2:])))
+    assert index.match(keys, 101.0) == {"one": 2}
+    index.apply("one", 1, BlockChanges(3, tuple(keys[2:])))
+    assert index.match(keys, 101.0) == {"one": 5}
+
+
 def test_it_is_bounded() -> None:
     index, keys = BlockIndex(max_bytes=100 * ENTRY_BYTES), chain("a", 400)
     index.join("one", 1)

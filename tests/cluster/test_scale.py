@@ -224,3 +224,35 @@ def test_engines_leave_sooner_where_a_record_says_that_they_are_not_needed_again
                 left[name] = after
                 break
     assert left == {"blind": 300, "forecast": 90}
+
+
+def test_engines_leave_at_once_when_the_load_falls_as_the_record_does() -> None:
+    """A fall that the day before had is not noise, so nothing is held for a window."""
+    begins, ends = 10 * 3600.0, 10 * 3600.0 + 600.0
+    spike = range(int(begins // BUCKET), int(ends // BUCKET))
+    record = dict.fromkeys(range(int(DAY // BUCKET)), 500.0) | dict.fromkeys(spike, 3000.0)
+
+    def engines(last: float) -> list[int]:
+        """What is wanted every ten seconds from the record's end on, if the load falls `last` seconds later."""
+        state, wanted = ScaleState(buckets=record), []
+        for after in range(-300, 400, 10):
+            load = 3000.0 if after < last else 500.0
+            state = decide(seen(DAY + ends + after, 4, load, start_seconds=90.0), state, ScalePolicy()).state
+            wanted.append(state.wanted)
+        return wanted[30:]
+
+    assert engines(0.0) == [1] * 40
+    assert engines(30.0) == [4] * 3 + [1] * 37
+    assert engines(120.0) == [4] * (12 + 8) + [1] * 20, "the window holds what the record does not explain"
+
+
+def test_noise_of_the_record_does_not_make_it_flap() -> None:
+    drawn = random.Random(4)
+    record = {each: 2400 * drawn.uniform(0.9, 1.1) for each in range(int(DAY // BUCKET))}
+    state, wanted = ScaleState(buckets=record), []
+    for number in range(400):
+        load = 2400 * drawn.uniform(0.9, 1.1)
+        state = decide(seen(DAY + number * 10.0, 4, load), state, ScalePolicy()).state
+        wanted.append(state.wanted)
+    assert set(wanted[12:]) <= {3, 4}
+    assert sum(a != b for a, b in itertools.pairwise(wanted)) <= 4

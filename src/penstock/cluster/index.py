@@ -76,7 +76,8 @@ class BlockIndex:
         follows = engine.follows(changes.number)
         if not follows:
             return follows is not None
-        engine.stored.difference_update(changes.removed)
+        for known in (engine.stored, engine.booked, engine.booked_before):
+            known.difference_update(changes.removed)
         room = self._share - len(engine)
         if len(changes.stored) > room:
             self.dropped += len(changes.stored) - max(room, 0)

@@ -68,6 +68,8 @@ class Replica:
         self._stats: EngineStats | None = None  # the last that were seen
         self._stats_at = now
         self._sent: deque[StreamPart] = deque()  # that may be too new for the last statistics
+        self._own: list[StreamPart] = []  # that may wait in the last statistics
+        self._others = 0  # prompt tokens of other fronts that waited in the last statistics
         self._prefilling = 0  # uncached tokens of this front's requests that have no token yet
         self._recent, self._recent_at = 0.0, now
         self._steps, self._steps_at = -1, now  # the last number of steps, and since when it is that
@@ -118,6 +120,7 @@ class Replica:
         self.cached_tokens += part.tokens - part.uncached
         self._prefilling += part.uncached
         self._sent.append(part)
+        self._own.append(part)
         self._recent = self._faded(now) + part.uncached
         self._recent_at = now
         self._view = None
@@ -166,6 +169,11 @@ class Replica:
         if stats is not self._stats:
             self._stats, self._stats_at, self._view = stats, now, None
             self._rates.observe(stats)
+            # The engine counts whole prompts. Of its own ones, this front knows what is cached. Those that have begun
+            # since the statistics before may wait in these.
+            own = sum(part.stream.request.queued_tokens for part in self._own)
+            self._others = max(stats.waiting_tokens - own, 0)
+            self._own = [part for part in self._own if part in self.parts and not part.stream.begun]
             if stats.steps != self._steps:
                 self._steps, self._steps_at, self.hung = stats.steps, now, False
         while self._sent and self._sent[0].sent_at < self._stats_at - STATS_SECONDS:
@@ -209,7 +217,7 @@ class Replica:
             kv_tokens=max(blocks, 0) * info.block_size,
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=max(stats.waiting_tokens, self._prefilling - sum(booked), 0),
+            backlog_tokens=self._others + max(self._prefilling - sum(booked), 0),
             kv_usage=stats.kv_usage,
             stats_age=now - self._stats_at if stats.running or stats.waiting else 0.0,
             prefill_seconds=rates.prefill_seconds,

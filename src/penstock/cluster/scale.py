@@ -6,7 +6,8 @@ the load now against the measured capacity of an engine, at the share of KV bloc
 wait. The use of processors is no measure: an engine with one request may use all of them.
 
 Engines are added at once. They are removed only when one less would have been enough at every moment of a window. It is
-shorter while the forecast has a record.
+shorter while the forecast has a record, and the needs within it fall with the record: a fall that the record has is not
+noise.
 """
 
 import math
@@ -56,7 +57,8 @@ class ScaleState(msgspec.Struct, frozen=True):
 
     wanted: int = 0
     capacity: float = 0.0  # the last that was measured
-    needs: tuple[tuple[float, int], ...] = ()  # (when, engines that were needed) within the window, rising times
+    # (when, engines that were needed, load expected from a minute before until ahead) within the window, rising times
+    needs: tuple[tuple[float, float, float], ...] = ()
     buckets: Mapping[int, float] = {}  # mean load by number, for eight days, without the present one
     bucket: tuple[int, float, int] = (0, 0.0, 0)  # the present one: its number, the sum of loads and how many
     used_at: float = -math.inf  # when there was load last
@@ -85,23 +87,28 @@ def decide(seen: Observation, state: ScaleState, policy: ScalePolicy) -> ScaleDe
     buckets, bucket = _remember(state, seen.at, load)
 
     need, reason = _need_now(seen, load, capacity, policy)
-    window = policy.window
-    if policy.forecast and capacity and (ahead := forecast(buckets, seen.at, seen.at + seen.start_seconds)):
+    window, then, ahead = policy.window, seen.at + seen.start_seconds, 0.0
+    if policy.forecast and capacity and (ahead := forecast(buckets, seen.at, then)):
         window = min(window, FORECAST_WINDOW)
-        later = math.ceil(ahead / (capacity * policy.target_use) - 1e-9)
-        if later > need:
+        later = ahead / (capacity * policy.target_use)
+        if _whole(later) > _whole(need):
             need, reason = later, f"{ahead:.0f} tokens/s are expected in {seen.start_seconds:.0f} s"
-    if need == 0 and (seen.held or seen.at - used_at < policy.idle):
-        need, reason = 1, "a request waits" if seen.held else f"the last request was {seen.at - used_at:.0f} s ago"
+    if _whole(need) == 0 and (seen.held or seen.at - used_at < policy.idle):
+        need, reason = 1.0, "a request waits" if seen.held else f"the last request was {seen.at - used_at:.0f} s ago"
 
     begin = seen.at - policy.window
-    needs = _thinned((*((at, count) for at, count in state.needs if at > begin), (seen.at, need)), policy.window)
-    most = max(count for at, count in needs if at > seen.at - window)
-    if most > need:
-        need, reason = most, f"{most} were needed within the last {window:.0f} s"
-    if policy.standby and need:
-        need, reason = need + policy.standby, f"{reason}; {policy.standby} stand by"
-    wanted, limit = _within(need, policy)
+    # The load is a mean of some time, so it falls later than the record, by up to a bucket.
+    expected = forecast(buckets, seen.at - BUCKET, then) if ahead else 0.0
+    needs = _thinned((*(each for each in state.needs if each[0] > begin), (seen.at, need, expected)), policy.window)
+    past = [(count, before) for at, count, before in needs if at > seen.at - window]
+    # A fall within the part of the capacity that is spare may be noise of the record.
+    most = _whole(max(n * (ahead / before if 0.0 < ahead < before * policy.target_use else 1.0) for n, before in past))
+    count = _whole(need)
+    if most > count:
+        count, reason = most, f"{most} were needed within the last {window:.0f} s"
+    if policy.standby and count:
+        count, reason = count + policy.standby, f"{reason}; {policy.standby} stand by"
+    wanted, limit = _within(count, policy)
     return ScaleDecision(wanted, reason + limit, ScaleState(wanted, capacity, needs, buckets, bucket, used_at))
 
 
@@ -123,23 +130,27 @@ def forecast(buckets: Mapping[int, float], now: float, then: float) -> float:
     return found
 
 
-def _need_now(seen: Observation, load: float, capacity: float, policy: ScalePolicy) -> tuple[int, str]:
-    """The engines that today's load needs, and why. Every measure is of the whole fleet, so that one that leaves does
-    not look like less load."""
-    needs = [(0, "there is no load")]
+def _need_now(seen: Observation, load: float, capacity: float, policy: ScalePolicy) -> tuple[float, str]:
+    """The engines that today's load needs, not rounded, and why. Every measure is of the whole fleet, so that one that
+    leaves does not look like less load."""
+    needs = [(0.0, "there is no load")]
     use = 0.0
     if capacity and load > 0.0:
         use = load / (capacity * max(seen.ready, 1))
-        count = math.ceil(load / (capacity * policy.target_use) - 1e-9)
+        count = load / (capacity * policy.target_use)
         needs.append((count, f"{load:.0f} tokens/s, and an engine computes {capacity * policy.target_use:.0f}"))
     if seen.kv_usage is not None:
-        count = math.ceil(seen.ready * seen.kv_usage / policy.target_use - 1e-9)
+        count = seen.ready * seen.kv_usage / policy.target_use
         needs.append((count, f"{seen.kv_usage:.0%} of the KV blocks are held"))
     busy = use > BUSY or (seen.kv_usage or 0.0) > BUSY
     if seen.wait is not None and seen.wait > policy.target_wait and busy:
         count = math.ceil(seen.ready * min(seen.wait / policy.target_wait, MOST_STEP))
         needs.append((count, f"requests wait for {seen.wait:.1f} s"))
-    return max(needs, key=lambda each: each[0])
+    return max(needs, key=lambda each: _whole(each[0]))
+
+
+def _whole(need: float) -> int:
+    return math.ceil(need - 1e-9)
 
 
 def _within(need: int, policy: ScalePolicy) -> tuple[int, str]:
@@ -153,12 +164,14 @@ def _within(need: int, policy: ScalePolicy) -> tuple[int, str]:
     return wanted, f"; at least {wanted} are set" if wanted > need else f"; at most {wanted} are set"
 
 
-def _thinned(needs: tuple[tuple[float, int], ...], window: float) -> tuple[tuple[float, int], ...]:
-    """Keep at most one entry for a hundredth of the window, the largest."""
-    kept: dict[int, tuple[float, int]] = {}
-    for at, count in needs:
+def _thinned(needs: tuple[tuple[float, float, float], ...], window: float) -> tuple[tuple[float, float, float], ...]:
+    """Keep at most one entry for a hundredth of the window: the last time, the largest need, the smallest load that was
+    expected."""
+    kept: dict[int, tuple[float, float, float]] = {}
+    for at, count, expected in needs:
         slot = int(at / window * 100)
-        kept[slot] = (at, max(count, kept[slot][1] if slot in kept else 0))
+        _, most, least = kept.get(slot, (at, count, expected))
+        kept[slot] = at, max(most, count), min(least, expected)
     return tuple(kept.values())
 
 

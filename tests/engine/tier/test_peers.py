@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.config.engine import PageAccess
 from penstock.engine.link.wire import Abort
+from penstock.engine.remote.tcp import BEAT_SECONDS, SILENCE_SECONDS
 from penstock.engine.tier import peers
 from penstock.engine.tier.files import page_header
 from penstock.engine.tier.peers import PageServer, PeerPages
@@ -147,3 +148,29 @@ def test_no_thread_is_left(pair: Pair) -> None:
     pair.answered()
     pair.server.close()
     wait_for(lambda: not any(one.name.startswith("kv-peer") for one in threading.enumerate()), "threads to end")
+
+
+class Beats:
+    """A connection whose other end sends a byte after so many looks, each of which may last as long as it likes."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def gettimeout(self) -> float:
+        return BEAT_SECONDS
+
+    def recv_into(self, target: memoryview) -> int:
+        if self.looks:
+            self.looks -= 1
+            raise TimeoutError
+        target[:1] = b"x"
+        return 1
+
+
+def test_silence_is_counted_in_looks_so_that_a_stop_of_this_process_is_none() -> None:
+    enough = round(SILENCE_SECONDS / BEAT_SECONDS)
+    page = bytearray(1)
+    peers._read_into(Beats(enough - 1), memoryview(page))
+    assert page == b"x"
+    with pytest.raises(TimeoutError):
+        peers._read_into(Beats(enough), memoryview(page))

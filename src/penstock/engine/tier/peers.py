@@ -223,6 +223,7 @@ class PeerPages:
             _send_frame(
                 connection, msgspec.msgpack.encode(WantedBlocks(self._fingerprint, self._where.request_id, keys))
             )
+            connection.settimeout(BEAT_SECONDS)
         except (OSError, EngineError, ValueError) as error:
             self._close()
             if not self._ended:
@@ -270,9 +271,18 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def _read_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill `target`. Raises OSError if the other end closes or stops first."""
+    """Fill `target`. Raises OSError if the other end closes or stops first. Timeouts are counted, not seconds, so that
+    the time in which this process itself was stopped is left out, as on other links."""
+    silent = 0.0
     while target:
-        count = connection.recv_into(target)
+        try:
+            count = connection.recv_into(target)
+        except TimeoutError:
+            silent += connection.gettimeout() or SILENCE_SECONDS
+            if silent >= SILENCE_SECONDS:
+                raise
+            continue
+        silent = 0.0
         if not count:
             raise OSError("the other end has closed the connection")
         target = target[count:]
