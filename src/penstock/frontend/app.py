@@ -263,6 +263,8 @@ class _Probes:
             return _json({"status": "the model is reloaded"}, 503)
         if "ended" in states:
             return _json({"status": ENGINE_ENDED}, 503)
+        if not isinstance(self._metrics, Metrics) and self._metrics.starting:
+            return _json({"status": "another API process is started"}, 503)
         # A request wakes an engine that is asleep.
         return _json({"status": "asleep" if set(states) == {"asleep"} else "ready"})
 

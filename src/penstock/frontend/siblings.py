@@ -15,6 +15,10 @@ class Siblings(Protocol):
         """True if no process has answered requests before this one."""
 
     @property
+    def starting(self) -> bool:
+        """True until all processes of a new server answer requests: the others say that the model is loaded."""
+
+    @property
     def storage_lock(self) -> int:
         """The file descriptor of the lock that all of them hold."""
 

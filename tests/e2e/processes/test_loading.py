@@ -51,6 +51,44 @@ def test_it_is_alive_and_not_ready_until_the_engine_is(tmp_path: Path, kind: str
         assert process.wait(PATIENCE) == 0
 
 
+def test_no_process_is_ready_before_all_are(tmp_path: Path) -> None:
+    """They share the port: one that still loads would refuse what another one has asked for."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
+    process = subprocess.Popen(
+        bound([*command, "--api-processes", "2"]), env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        engine = wait_for(lambda: started_by(process.pid), "the engine's process")
+        os.kill(engine, signal.SIGSTOP)
+        wait_for(lambda: len(api_processes(process.pid)) == 2, "two API processes")
+        late = api_processes(process.pid)[1]
+        os.kill(late, signal.SIGSTOP)
+        os.kill(engine, signal.SIGCONT)
+        wait_for(lambda: soon(url + "/v1/models") == 200, "the other process to answer")
+        assert wait_for(lambda: soon(url + "/readyz"), "its word") == 503
+        os.kill(late, signal.SIGCONT)
+        wait_for(lambda: status(url + "/readyz") == 200, "both to be ready")
+        assert all(status(url + "/v1/models") == 200 for _ in range(50))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def soon(url: str) -> int:
+    """The status of a GET; 0 if the process that gets the connection is stopped."""
+    try:
+        return httpx.get(url, timeout=0.5).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def api_processes(pid: int) -> list[int]:
+    return [child for child in children(pid) if "api_process" in command_line(child)]
+
+
 def started_by(pid: int) -> int | None:
     """The first child of a process that has begun its own program. Until then its parent is blocked by vfork."""
     ours = command_line(pid)

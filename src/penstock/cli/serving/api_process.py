@@ -57,7 +57,11 @@ class Neighbours:
     def __init__(self, supervisor: SupervisorLink, start: ApiStart, lock: int) -> None:
         self._supervisor = supervisor
         self.first, self.fresh, self.storage_lock = not start.number, start.fresh, lock
+        self.starting = start.fresh
         self.number, self.ask, self.notify = start.number, supervisor.ask, supervisor.notify
+
+    def all_answer(self) -> None:
+        self.starting = False
 
     def run_batches(self) -> None:
         self._supervisor.notify("run_batches")
@@ -193,7 +197,9 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
             from penstock.cli.serving.shared.mirror import RepositoryMirror
 
             await RepositoryMirror(mux, models, metrics, server.drain_timeout).begin()
-    answering = Answering(models, server, metrics, start.grpc, Neighbours(supervisor, start, lock))
+    neighbours = Neighbours(supervisor, start, lock)
+    orders["all_answer"] = neighbours.all_answer
+    answering = Answering(models, server, metrics, start.grpc, neighbours)
     background, tls = answering.app.background, answering.tls
     orders["count"] = lambda: supervisor.send_counts(_counts(metrics))
     orders["read_keys"] = lambda: asyncio.get_running_loop().run_in_executor(None, answering.app.keys.reload)

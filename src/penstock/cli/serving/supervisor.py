@@ -199,6 +199,7 @@ class Supervisor:
     async def _announce(self, ready: Callable[[], None]) -> None:
         for slot in self._slots:
             await slot.ready.wait()
+        self._order("all_answer")
         gc.freeze()
         gc.enable()
         ready()
