@@ -23,6 +23,8 @@ class BlockKeys:
         """`weights` is the digest in `Identity.weights`."""
         self._block_size = block_size
         self._weights = weights
+        self._pack = struct.Struct(f"<{block_size}I").pack
+        self._block_bytes = block_size * TOKEN_BYTES
 
     def root(self, salt: str) -> bytes:
         """Return the root of the chain for requests with this salt."""
@@ -31,12 +33,15 @@ class BlockKeys:
     def extend(self, keys: list[bytes], root: bytes, tokens: Sequence[int], count: int) -> None:
         """Append to `keys` until it has `count` keys. `tokens` must have count * block_size ids in 0 .. 2**32 - 1."""
         size = self._block_size
-        self.extend_packed(keys, root, packed(tokens[len(keys) * size : count * size]))
+        if count - len(keys) == 1:  # as nearly always: a sequence grows by a token at a time
+            self.extend_packed(keys, root, self._pack(*tokens[(count - 1) * size : count * size]))
+        else:
+            self.extend_packed(keys, root, packed(tokens[len(keys) * size : count * size]))
 
     def extend_packed(self, keys: list[bytes], root: bytes, tokens: bytes) -> None:
         """Append the keys of the blocks that follow. `tokens` are theirs, as `packed` makes them; those of a last block
         that is not full are left out."""
-        size = self._block_size * TOKEN_BYTES
+        size = self._block_bytes
         key = keys[-1] if keys else root
         for end in range(size, len(tokens) + 1, size):
             key = sha256(key + tokens[end - size : end]).digest()

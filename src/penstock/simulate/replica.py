@@ -242,8 +242,9 @@ class SimulatedReplica:
             for new in plan.new:
                 tokens[new.seq] = SequenceResult(new.seq, (new.sampling.seed,))
             self._results = tuple([tokens[each.seq] if each.sample else SequenceResult(each.seq) for each in plan.work])
-        took, machine = round(self.cost.seconds(work) * self.slowdown * NANO), self.machine
-        begin = max(self.clock.ns, machine.free_at)
+        took, machine, begin = round(self.cost.seconds(work) * self.slowdown * NANO), self.machine, self.clock.ns
+        if begin < machine.free_at:
+            begin = machine.free_at
         occupied = took // self.cost.stages
         machine.free_at = begin + occupied
         self.busy += occupied

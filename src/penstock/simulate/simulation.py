@@ -102,11 +102,11 @@ class Simulation:
         for traffic in self._traffics.values():
             self._next_arrival(traffic.requests())
         self.at(self._tick, self._sample)
-        heap, clock, events = self._heap, self.clock, 0
-        while heap and (self._pending or heap[0][0] <= self._least):
-            ns, _, handler, arguments = heapq.heappop(heap)
-            if ns > self._end:
-                clock.set(self._end)
+        heap, pop, clock, least, end, events = self._heap, heapq.heappop, self.clock, self._least, self._end, 0
+        while heap and (self._pending or heap[0][0] <= least):
+            ns, _, handler, arguments = pop(heap)
+            if ns > end:
+                clock.set(end)
                 break
             clock.ns, clock.now = ns, ns / NANO
             handler(*arguments)
@@ -270,15 +270,15 @@ class Simulation:
         """Steps a replica that has a command, unless it awaits a result."""
         if not replica.computes and replica.state != "dead":
             replica.due = self.clock.ns
-            self._step(replica, replica.due)
+            self._step(replica)
 
-    def _step(self, replica: SimulatedReplica, due: int) -> None:
-        if replica.due != due:
+    def _step(self, replica: SimulatedReplica) -> None:
+        if replica.due != self.clock.ns:
             return  # it was ended, or woken meanwhile
         replica.due = following = replica.step()
         if following is not None:
-            self._order += 1
-            heapq.heappush(self._heap, (following, self._order, self._step, (replica, following)))
+            self._order = order = self._order + 1
+            heapq.heappush(self._heap, (following, order, self._step, (replica,)))
 
     def _note(self, replica: SimulatedReplica, delta: TokenDelta) -> None:
         """Takes the output of a sequence."""
