@@ -193,10 +193,10 @@ class Scheduler:
         self._decode_tokens += step.decodes
         if self._charge is not None:
             self._charge(step, result.results, now)
-        deltas, incarnation = list[TokenDelta](), self._incarnation
+        deltas: list[TokenDelta] = []
+        incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
-            ids = given.token_ids
-            length = len(sequence.tokens)
+            ids, length = given.token_ids, len(sequence.tokens)
             # The common case, written out: a decode step whose token does not end the sequence.
             if (
                 work is sequence.decode
