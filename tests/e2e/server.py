@@ -22,10 +22,10 @@ from tests.patience import PATIENCE, wait_for
 from tests.ports import free_port
 
 
-def status(url: str, context: ssl.SSLContext | None = None) -> int:
+def status(url: str, context: ssl.SSLContext | None = None, timeout: float = 5.0) -> int:
     """The HTTP status of a GET; 0 where nothing answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+        with urllib.request.urlopen(url, timeout=timeout, context=context) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)

@@ -28,6 +28,7 @@ from penstock.messages import (
     TokenDelta,
     WatchBlocks,
 )
+from penstock.tasks import spawn
 
 TICK_SECONDS = 0.25  # between looks at engines that may hang, and at requests that are held
 
@@ -263,9 +264,7 @@ class FleetClient:
                 replica.hung = False
                 replica.changed(self.clock())
 
-        task = self._loop.create_task(ask())
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        spawn(self._asking, ask())
 
     def _refresh(self) -> None:
         """Bring `info` and `state` up to date."""

@@ -15,7 +15,7 @@ class StepRates:
 
     def __init__(self) -> None:
         self._before = EngineStats()
-        self._sums = (0.0,) * 9  # weighted: six products of two unknowns' factors, three of a factor and the seconds
+        self._sums = (0.0,) * 9  # of the equations so far: six products of two factors, then the three factors
         self._solution = (0.0, 0.0, 0.0)
         self.longest = 0.0  # mean seconds of a step between two statistics, the longest lately
 

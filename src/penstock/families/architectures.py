@@ -49,7 +49,7 @@ Family = Callable[[HFConfig], ModelSpec]
 
 
 class Architecture(NamedTuple):
-    """What makes the spec of a model, and the names of the models in the table of supported ones."""
+    """A row of the table of supported models: what makes the spec of such a model, and what the models are called."""
 
     family: Family
     models: str

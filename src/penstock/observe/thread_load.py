@@ -2,7 +2,7 @@
 
 import os
 
-SECONDS = 0.1  # between two readings
+LOOK_SECONDS = 0.1  # between two readings
 _PATH = "/proc/thread-self/schedstat"  # nanoseconds on a processor, and nanoseconds of waiting for one
 
 
@@ -17,9 +17,9 @@ class ThreadLoad:
         self._at, self._ns, self._share = 0.0, 0, 0.0
 
     def busy(self, now: float) -> float:
-        """Returns the share of the last SECONDS or more in which the thread did not sleep; 0 if nothing is known.
+        """Returns the share of the last LOOK_SECONDS or more in which the thread did not sleep; 0 if nothing is known.
         `now` is on time.monotonic()."""
-        if self._file >= 0 and now >= self._at + SECONDS:
+        if self._file >= 0 and now >= self._at + LOOK_SECONDS:
             ran, waited, *_ = os.pread(self._file, 100, 0).split()
             ns = int(ran) + int(waited)
             self._share = (ns - self._ns) / 1e9 / (now - self._at) if self._at else 0.0

@@ -19,6 +19,7 @@ from penstock.messages.tensors import (
     Tensor,
     TensorSpec,
 )
+from penstock.observe.thread_load import LOOK_SECONDS
 from penstock.repository.backend.process import Done, ModelProcess, unavailable
 from penstock.repository.backend.wire import BatchDone, RunBatch, TensorPlace
 from penstock.repository.chains import ChainRequest, NextStep, common_steps
@@ -30,7 +31,6 @@ MIN_ROOM = 4096  # bytes for outputs
 LONG_NS = 4_000_000  # of several models that run as one batch, as far as their last runs tell
 BUSY = 0.85  # of the thread's time: then a batch gathers requests also while nothing runs
 GATHER_ROWS = 8  # at most
-LOOK_SECONDS = 0.1  # between looks at how busy the thread is
 RETRY_SECONDS = 1  # the Retry-After of a full queue
 
 

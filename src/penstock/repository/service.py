@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from penstock.config import detect_hardware
 from penstock.config.yaml_file import read_yaml
-from penstock.engine.tasks import spawn
 from penstock.messages.tensors import LoadFailed, MemberModel, NotReady, TensorModel
 from penstock.repository.entry import GENERATION, Entry, Folder, Target
 from penstock.repository.lifecycle import Key, Observed, State, Wanted, reconcile
@@ -22,6 +21,7 @@ from penstock.repository.rollouts.rollout import ComparedModel
 from penstock.repository.rollouts.service import RepositoryRollouts
 from penstock.repository.settings import FILES, Kind, members
 from penstock.schedule.resources import ResourcePool
+from penstock.tasks import spawn
 
 WAIT_SECONDS = 300.0  # for memory that a version lacks
 DRAIN_SECONDS = 300.0  # for the requests of a version that is unloaded

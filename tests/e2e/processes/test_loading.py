@@ -1,10 +1,12 @@
 """The port is open while the model is loaded."""
 
+import contextlib
 import os
 import signal
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -30,59 +32,52 @@ def test_it_is_alive_and_not_ready_until_the_engine_is(tmp_path: Path, kind: str
         (tmp_path / "both.pem").write_bytes(b"".join(authority.sign(1)))
         flags = ["--tls-certificate", str(tmp_path / "both.pem")]
         url, context = f"https://127.0.0.1:{port}", authority.context
-    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1", *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
-    process = subprocess.Popen(bound(command), env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        engine = wait_for(lambda: started_by(process.pid), "the engine's process")
-        os.kill(engine, signal.SIGSTOP)  # a model that takes long
-        try:
+    with serving(tmp_path, port, *flags) as server:
+        with stopped(wait_for(lambda: started_by(server), "the engine's process")):  # a model that takes long
             wait_for(lambda: status(url + "/livez", context) == 200, "the port to be open", PATIENCE / 2)
             check_answers(url, context)
-        finally:
-            os.kill(engine, signal.SIGCONT)
         wait_for(lambda: status(url + "/readyz", context) == 200, "the server to be ready")
         answer = httpx.post(
             f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, verify=context or False, timeout=PATIENCE
         )
         assert answer.status_code == 200
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
 
 
 def test_no_process_is_ready_before_all_are(tmp_path: Path) -> None:
     """They share the port: one that still loads would refuse what another one has asked for."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
-    process = subprocess.Popen(
-        bound([*command, "--api-processes", "2"]), env=environment, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        engine = wait_for(lambda: started_by(process.pid), "the engine's process")
-        os.kill(engine, signal.SIGSTOP)
-        wait_for(lambda: len(api_processes(process.pid)) == 2, "two API processes")
-        late = api_processes(process.pid)[1]
-        os.kill(late, signal.SIGSTOP)
-        os.kill(engine, signal.SIGCONT)
-        wait_for(lambda: soon(url + "/v1/models") == 200, "the other process to answer")
-        assert wait_for(lambda: soon(url + "/readyz"), "its word") == 503
-        os.kill(late, signal.SIGCONT)
+    with serving(tmp_path, port, "--api-processes", "2") as server, contextlib.ExitStack() as late:
+        with stopped(wait_for(lambda: started_by(server), "the engine's process")):
+            wait_for(lambda: len(api_processes(server)) == 2, "two API processes")
+            late.enter_context(stopped(api_processes(server)[1]))
+        wait_for(lambda: status(url + "/v1/models", timeout=0.5) == 200, "the other process to answer")
+        assert wait_for(lambda: status(url + "/readyz", timeout=0.5), "its word") == 503
+        late.close()
         wait_for(lambda: status(url + "/readyz") == 200, "both to be ready")
         assert all(status(url + "/v1/models") == 200 for _ in range(50))
+
+
+@contextlib.contextmanager
+def serving(folder: Path, port: int, *flags: str) -> Iterator[int]:
+    """A server that has just been started: the id of its process."""
+    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder)}
+    process = subprocess.Popen(bound(command), env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
 
 
-def soon(url: str) -> int:
-    """The status of a GET; 0 if the process that gets the connection is stopped."""
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
     try:
-        return httpx.get(url, timeout=0.5).status_code
-    except httpx.TransportError:
-        return 0
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def api_processes(pid: int) -> list[int]:

@@ -31,7 +31,6 @@ from penstock.engine.link.wire import (
     encode,
 )
 from penstock.engine.shared.orders import answered
-from penstock.engine.tasks import spawn
 from penstock.messages import (
     BlockChanges,
     ControlAnswer,
@@ -43,6 +42,7 @@ from penstock.messages import (
     TokenDelta,
     WatchBlocks,
 )
+from penstock.tasks import spawn
 
 MOST_CLOSED = 4096  # aborted requests that are remembered
 TICK_SECONDS = 0.25  # between statistics for processes that have no streams

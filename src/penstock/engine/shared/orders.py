@@ -22,8 +22,8 @@ from penstock.engine.link.wire import (
     decode_event,
     encode,
 )
-from penstock.engine.tasks import spawn
 from penstock.messages import ControlAnswer, EngineError
+from penstock.tasks import spawn
 
 ORDERS = 0  # the channel; versions have higher numbers
 GONE = "the process that has the engine has ended"

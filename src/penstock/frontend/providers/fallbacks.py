@@ -13,6 +13,7 @@ from penstock.frontend.registry import ModelRegistry
 from penstock.frontend.versions.serving import Serving
 from penstock.messages import EngineError, QueueFull
 from penstock.observe.tracing import RequestTrace
+from penstock.tasks import spawn
 
 SILENT_SECONDS = 20.0  # for which a stream has no headers while another model may still answer
 _FAILED = (ProviderFailed, QueueFull, EngineError, GenerationFailed)
@@ -46,9 +47,7 @@ class Fallbacks:
             return served.model.remote.provider.up
         status = served.model.client.state.status
         if status == "asleep":
-            task = asyncio.create_task(_wake(served))
-            self._waking.add(task)
-            task.add_done_callback(self._waking.discard)
+            spawn(self._waking, _wake(served))
         return status == "ready"
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from penstock.frontend.tenants.limits import quota_error, rate_headers
 from penstock.frontend.tenants.quotas import LIFE, Amounts, Settlement
 from penstock.frontend.tenants.tenant_keys import TenantKeys
 from penstock.messages import EngineClient, TokenDelta
+from penstock.tasks import spawn
 
 LAST_SECONDS = 2.0  # for the engine to say what an aborted request has used
 _UNLIMITED = QuotaLimits()
@@ -86,7 +87,7 @@ class TenantOffice:
     def finish(self, grant: Grant, row: LedgerRow | None, used: Mapping[str, Amounts]) -> None:
         """Writes the row of a request that has ended, and settles what was `used` by the names of its reservations."""
         settled = [Settlement(name, grant.tenant, amounts) for name, amounts in used.items()]
-        self._soon(self.books.finish(row, settled if grant.entry.limits != _UNLIMITED else []))
+        spawn(self._tasks, self.books.finish(row, settled if grant.entry.limits != _UNLIMITED else []))
 
     async def usage(self, tenant: str, since: float) -> list[dict[str, Any]]:
         """Returns what a tenant ("": each) has used since a time, by hours."""
@@ -142,8 +143,3 @@ class TenantOffice:
         use, account, timer = self._watched.pop(name)
         timer.cancel()
         account.settle(use)
-
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -18,13 +18,13 @@ import msgspec
 
 from penstock.engine.child import how_it_ended
 from penstock.engine.signals import group_signals_blocked
-from penstock.engine.tasks import spawn
 from penstock.environment import child_environment
 from penstock.messages import EngineError
 from penstock.messages.tensors import LoadFailed
 from penstock.observe.thread_load import ThreadLoad
 from penstock.repository.backend import wire
 from penstock.repository.backend.arena import TensorArena
+from penstock.tasks import spawn
 
 CHILD = (sys.executable, "-P", "-m", "penstock.repository.backend.child")
 ARENA_BYTES = 256 << 20  # of tensors that are in the process at a time

@@ -9,7 +9,7 @@ from penstock.repository.pipelines.nodes import ModelNode, PipelineCall, Pipelin
 
 
 class ChainNode:
-    """Models, each of which takes only what the one before makes, which goes nowhere else. See PipelineNode."""
+    """A PlannedNode: models, each of which takes only what the one before makes, which goes nowhere else."""
 
     def __init__(self, nodes: Sequence[ModelNode]) -> None:
         self._nodes = nodes
@@ -18,7 +18,6 @@ class ChainNode:
         self._then: list[tuple[NextStep, ...]] = []  # by node, those that may run at once after it
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        """See PipelineNode."""
         models = [node.found() for node in self._nodes]
         if len(models) != len(self._models) or any(a is not b for a, b in zip(models, self._models, strict=True)):
             self._models, self._then = models, _followers(self._nodes, models)

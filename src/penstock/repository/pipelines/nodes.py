@@ -119,7 +119,7 @@ class ModelNode:
         return {name: whole_text(found) for name, found in pieces.items()}
 
     def _renamed(self, result: InferResult) -> Tensors:
-        names = self._step.outputs
+        names = self.outputs
         there = (tensor for tensor in result.outputs if tensor.name in names)
         return {names[tensor.name]: renamed(tensor, names[tensor.name]) for tensor in there}
 

@@ -11,6 +11,7 @@ from penstock.messages.tensors import TensorModel
 from penstock.repository.rollouts.command import OWN, CommandJudge
 from penstock.repository.rollouts.decision import RolloutState, decide
 from penstock.repository.rollouts.record import RolloutRecord
+from penstock.tasks import spawn
 
 MAX_COPIES = 4  # in flight. Copies yield to requests of users: while so many run, requests are not compared
 
@@ -85,9 +86,7 @@ class Rollout:
     def copy(self, work: Callable[[], Coroutine[Any, Any, None]], *, always: bool = False) -> None:
         """Begins a comparison, unless enough of them run; `always`: in any case."""
         if self.record.state.is_open and (always or len(self._copies) < MAX_COPIES):
-            copy = asyncio.create_task(work())
-            self._copies.add(copy)
-            copy.add_done_callback(self._copies.discard)
+            spawn(self._copies, work())
 
     async def close(self) -> None:
         for copy in self._copies:
