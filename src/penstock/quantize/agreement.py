@@ -29,9 +29,16 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def compare_windows(
-    hidden: Tensor, logits: Logits, base_hidden: Tensor, base_logits: Logits, windows: Windows, workers: Workers
+    hidden: Tensor,
+    logits: Logits,
+    base_hidden: Tensor,
+    base_logits: Logits,
+    windows: Windows,
+    workers: Workers,
+    advance: Callable[[int], None] = lambda windows: None,
 ) -> list[WindowScore]:
-    """Returns the scores of windows, from the last hidden states [tokens, hidden] of two models and their heads."""
+    """Returns the scores of windows, from the last hidden states [tokens, hidden] of two models and their heads. Calls
+    `advance` with the number of windows that are done since its last call."""
 
     def score(part: tuple[int, Sequence[int]]) -> WindowScore:
         (first, window), sums = part, [0.0, 0.0, 0.0, 0.0]
@@ -49,7 +56,11 @@ def compare_windows(
         return WindowScore(count, sums[0], sums[1], sums[2], int(sums[3]))
 
     starts = accumulate((len(window) for window in windows[:-1]), initial=0)
-    return list(workers.map(score, zip(starts, windows, strict=True)))
+    scores = []
+    for one in workers.map(score, zip(starts, windows, strict=True)):
+        scores.append(one)
+        advance(1)
+    return scores
 
 
 def figures(scores: Sequence[WindowScore]) -> dict[str, Any]:

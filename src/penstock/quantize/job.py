@@ -133,13 +133,13 @@ def matrices_of(spec: ModelSpec, kinds: Sequence[str] = ("matrix", "gated")) -> 
     return {source.name: source for source in sources if source.name not in turned}
 
 
-def products_of(spec: ModelSpec) -> int:
-    """Returns the number of steps of a job: the products of all layers."""
-    return sum(parameter.kind in ("matrix", "gated") for parameter in spec.parameters)
+def steps_of(job: Job) -> int:
+    """Returns the steps of a job: the products of all layers, and the windows that are compared at the end."""
+    return sum(p.kind in ("matrix", "gated") for p in job.spec.parameters) + sum(map(len, job.check.values()))
 
 
 def run(job: Job, destination: Destination, advance: Callable[[int], None]) -> dict[str, Any]:
-    """Makes the output, or goes on with an interrupted run. Calls `advance` with the number of products done since its
+    """Makes the output, or goes on with an interrupted run. Calls `advance` with the number of steps done since its
     last call.
 
     Returns "choices", one for each product, and "table", the rows of `agreement.by_class`. Raises OtherRun, ValueError
@@ -157,7 +157,7 @@ def run(job: Job, destination: Destination, advance: Callable[[int], None]) -> d
             (folder / SETTINGS).write_text(identity)
             progress.save(folder)
         _quantize_layers(job, destination, base, windows, progress, advance)
-        table = _table(job, base, destination, windows, progress) if job.check else []
+        table = _table(job, base, destination, windows, progress, advance) if job.check else []
     destination.finish(folder)
     for name in (SETTINGS, STATE):
         (folder / name).unlink()
@@ -249,12 +249,17 @@ def _quantize_outer(base: LayerStream, destination: Destination) -> None:
 
 
 def _table(
-    job: Job, base: LayerStream, destination: Destination, windows: Mapping[str, Windows], progress: RunState
+    job: Job,
+    base: LayerStream,
+    destination: Destination,
+    windows: Mapping[str, Windows],
+    progress: RunState,
+    advance: Callable[[int], None],
 ) -> list[dict[str, Any]]:
     base_head = base.head()
     made = _made(base, destination)
     head = base_head if made is base else made.head()
     hidden, base_hidden = progress.hidden["check"], progress.hidden["base"]
-    scores = compare_windows(hidden, head, base_hidden, base_head, windows["check"], job.workers)
+    scores = compare_windows(hidden, head, base_hidden, base_head, windows["check"], job.workers, advance)
     ends = [0, *accumulate(len(each) for each in job.check.values())]
     return by_class({name: scores[a:b] for name, a, b in zip(job.check, ends, ends[1:], strict=False)})

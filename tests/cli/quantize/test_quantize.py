@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,31 @@ def test_codes_in_the_file_are_near_the_weights(
     ignored = config.get("ignore") or [name[2:] for name in config["dynamic"]]
     assert "model.layers.1.mlp.down_proj" in ignored
     assert Tokenizer.load(tmp_path / "out").encode("def f():") == Tokenizer.load(model).encode("def f():")
+
+
+def test_the_bar_is_full_when_all_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from penstock.cli.models import quantize as command
+    from tests.weights.quantised.writers import write_floats
+
+    bars: list[tuple[int, list[int]]] = []
+
+    @contextmanager
+    def recorded(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        bars.append((total, []))
+        yield bars[-1][1].append
+
+    monkeypatch.setattr(command, "work_progress", recorded)
+    monkeypatch.setattr(command, "CHECKED", 1)
+    monkeypatch.setattr(command, "WINDOW_TOKENS", 64)
+    model, threads = write_floats(tmp_path / "model"), torch.get_num_threads()
+    options = command.QuantizeOptions("int4", None, False, None, "rtn", "builtin", 1, None, table=True, threads=1)
+    try:
+        command.quantize(str(model), str(tmp_path / "out"), options, None)
+    finally:
+        torch.set_num_threads(threads)
+    ((total, steps),) = bars
+    windows = 4 * command.CHECKED
+    assert sum(steps) == total > windows and sum(steps[-windows:]) == windows
 
 
 # Small changes make the router of random weights choose other experts.

@@ -48,11 +48,11 @@ def compare(
     names = [each.resolved.engine.name for each in (prepared, other)]
     flat = [window for each in windows.values() for window in each]
     streams = [_engine_stream(each) for each in (prepared, other)]
-    steps = sum(len(stream.spec.layers) for stream in streams)
+    steps = sum(len(stream.spec.layers) for stream in streams) + len(flat)
     with torch.inference_mode(), work_progress(f"comparing {names[0]} with {names[1]}", steps) as advance:
         hidden = [_last_hidden(stream, flat, advance) for stream in streams]
         heads = [stream.head() for stream in streams]
-        scores = compare_windows(hidden[0], heads[0], hidden[1], heads[1], flat, streams[0].workers)
+        scores = compare_windows(hidden[0], heads[0], hidden[1], heads[1], flat, streams[0].workers, advance)
     found, first = {}, 0
     for name, each in windows.items():
         found[name] = scores[first : first + len(each)]

@@ -21,7 +21,7 @@ from penstock.quantize.formats.destination import Destination, FolderDestination
 from penstock.quantize.formats.gguf_mix import MOST
 from penstock.quantize.formats.integers import Float8, Integers
 from penstock.quantize.formats.target import CannotQuantizeTo, CheckpointTarget, CompressedTensors, GptqCheckpoint
-from penstock.quantize.job import CALIBRATED, METHODS, Job, MethodName, matrices_of, products_of, run
+from penstock.quantize.job import CALIBRATED, METHODS, Job, MethodName, matrices_of, run, steps_of
 from penstock.quantize.stream import cannot_stream
 from penstock.quantize.texts import class_texts
 from penstock.quantize.workers import Workers
@@ -78,7 +78,7 @@ def quantize(model: str, out: str, options: QuantizeOptions, json_file: str | No
     settings = {name: value for name, value in asdict(options).items() if name != "threads"}
     job = Job(path, spec, Path(out), cast(MethodName, options.method), calibration, check, settings, workers)
     began = time.monotonic()
-    with work_progress(f"quantising {path.stem if is_gguf(path) else path.name}", products_of(spec)) as advance:
+    with work_progress(f"quantising {path.stem if is_gguf(path) else path.name}", steps_of(job)) as advance:
         result = run(job, destination, advance)
     _report(job, result, model_bytes(path), destination.size, time.monotonic() - began)
     write_json(json_file, {"model": str(path), "out": out, "options": asdict(options), **result})
