@@ -35,7 +35,7 @@ def test_a_batch_that_never_waited_needs_a_free_instance_and_an_empty_queue() ->
 
 def test_rows_are_gathered_for_a_short_time_also_while_nothing_runs() -> None:
     batcher = queued(BatchRules(max_rows=8), 1)
-    batcher.gather = 3
+    batcher.gather(3)
     assert batcher.plan(0.0) is None and batcher.next_due() == GATHER_SECONDS
     assert not batcher.due(GATHER_SECONDS / 2) and batcher.due(GATHER_SECONDS)
     batcher.add(8, 2, 0, 0.001)
@@ -46,7 +46,7 @@ def test_rows_are_gathered_for_a_short_time_also_while_nothing_runs() -> None:
     batcher.apply(batch)
     assert batcher.plan(1.0) is None and batcher.plan(1.0 + GATHER_SECONDS) is not None
     full = queued(BatchRules(max_rows=2), 1, 1)
-    full.gather = 3
+    full.gather(3)
     assert full.plan(0.0) is not None
 
 

@@ -82,6 +82,7 @@ class BatchedModel:
         self._blocked: Batch | None = None  # waits for shared memory
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when it calls `pump`
         self._most = 0  # requests at a time since the last look at how busy the thread is
         self._next_look = 0.0
 
@@ -179,18 +180,25 @@ class BatchedModel:
             asyncio.get_running_loop().call_soon(self.pump)
 
     def _set_timer(self) -> None:
+        due = self.batcher.next_due()
+        if due == self._due:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = self.batcher.next_due()
+        self._due = due
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self.pump)
+            self._timer = asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self._at_due)
+
+    def _at_due(self) -> None:
+        self._timer = self._due = None
+        self.pump()
 
     def _set_gather(self, now: float) -> None:
         """Has the batcher gather half of the requests that were here at a time, if this thread has no time left."""
         if now >= self._next_look:
             busy = self._process.thread.busy(now) >= BUSY
-            self.batcher.gather = min(self._most // 2, GATHER_ROWS) if busy else 0
+            self.batcher.gather(min(self._most // 2, GATHER_ROWS) if busy else 0)
             self._next_look, self._most = now + LOOK_SECONDS, len(self._waiters)
 
     def _next(self, waiters: list[_Waiter], rows: int) -> Sequence[NextStep]:
@@ -249,8 +257,7 @@ class BatchedModel:
         self._keep(waiters, report, memory)
         for (step, held), ns in zip(ran, report.then_ns, strict=False):  # no times come with an error
             step.batches._count(held.rows, len(waiters), (0, ns, 0))
-            for _ in waiters:
-                step.batches._statistics.request(ns / 1e9, 0.0)
+            step.batches._statistics.request(ns / 1e9, 0.0, len(waiters))
         self._finish(batch)
 
     def _finish(self, batch: Batch) -> None:

@@ -55,11 +55,11 @@ class ModelStatistics:
             of_size[name].add(ns)
             self.durations[name].add(ns, requests)
 
-    def request(self, seconds: float, queued: float) -> None:
-        """Counts a request that was answered."""
-        self.durations["success"].add(int(seconds * 1e9))
-        self.durations["queue"].add(int(queued * 1e9))
-        self.latency.observe(seconds)
+    def request(self, seconds: float, queued: float, count: int = 1) -> None:
+        """Counts a request that was answered, or several that took as long."""
+        self.durations["success"].add(int(seconds * 1e9), count)
+        self.durations["queue"].add(int(queued * 1e9), count)
+        self.latency.observe(seconds, count)
 
     def failed(self, seconds: float, error: BaseException) -> None:
         """Counts a request that ended with an error. The reasons are Triton's."""

@@ -9,7 +9,8 @@ from the front as long as they have the same shapes and their rows fit.
 
 import math
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -18,7 +19,7 @@ Reason = Literal["full", "preferred", "idle", "waited", "shapes", "single"]
 Refusal = Literal["queue", "level"]
 
 
-GATHER_SECONDS = 0.002  # that a request waits at most for `Batcher.gather`
+GATHER_SECONDS = 0.002  # that a request waits at most because of `Batcher.gather`
 
 
 class LevelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -68,38 +69,49 @@ class Batcher:
     def __init__(self, rules: BatchRules) -> None:
         self.rules = rules
         self.reasons: Counter[Reason] = Counter()  # of the batches so far
-        self._levels: list[deque[_Waiting]] = [deque() for _ in rules.levels]
-        self._delayed: list[deque[_Waiting]] = [deque() for _ in rules.levels]  # late, behind the others of their level
+        # Of each level the requests, then those that are late, which go behind the others.
+        self._queues: list[deque[_Waiting]] = [deque() for _ in range(2 * len(rules.levels))]
         self._running: dict[int, tuple[int, ...]] = {}
         self._order: deque[int] = deque()  # requests whose results have not left, in order of arrival
         self._finished: set[int] = set()
         self._batches = 0
-        self.gather = 0  # rows to wait for also while nothing runs, as each batch costs time that requests lack
+        self.waiting = 0  # requests
+        self._rows = 0  # of these
+        self._since = 0.0  # when the first of these arrived
+        self._gather = 0
         self._held = rules.starts_after
-        self._timeouts = any(level.timeout or level.override for level in rules.levels)
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests that wait."""
-        return sum(map(len, self._levels)) + sum(map(len, self._delayed))
+        self._timeouts = False  # whether a request has ever had one
 
     @property
     def running(self) -> int:
         """The number of batches that run."""
         return len(self._running)
 
+    def gather(self, rows: int) -> None:
+        """Has the next batches wait for so many rows also while nothing runs, as each batch costs time that requests
+        lack. Rules that say themselves for what to wait are not changed."""
+        rules = self.rules
+        free = rules.mode == "dynamic" and not rules.preferred and not rules.max_wait
+        self._gather = min(rows, rules.max_rows) if free else 0
+
     def add(
         self, request: int, rows: int, group: Hashable, now: float, *, level: int = 0, timeout: float | None = None
     ) -> Refusal | None:
         """Queues a request, or returns the limit that it breaks. Requests with equal `group` may share a batch. A level
         that does not exist is the default one. `rows` must be at most `max_rows`."""
-        number = level if 1 <= level <= len(self._levels) else self.rules.default_level
-        rules, queue = self.rules.levels[number - 1], self._levels[number - 1]
-        if rules.max_queue and len(queue) + len(self._delayed[number - 1]) >= rules.max_queue:
+        number = level if 1 <= level <= len(self.rules.levels) else self.rules.default_level
+        rules, queue, delayed = self.rules.levels[number - 1], *self._queues[2 * number - 2 : 2 * number]
+        if rules.max_queue and len(queue) + len(delayed) >= rules.max_queue:
             return "queue"
         limit = rules.timeout
         if rules.override and timeout and (not limit or timeout < limit):
             limit = timeout
+        if limit:
+            self._timeouts = True
+        if not self.waiting:
+            self._since = now
+        self.waiting += 1
+        self._rows += rows
         queue.append(_Waiting(request, rows, group, now, now + limit if limit else None))
         if self.rules.keep_order:
             self._order.append(request)
@@ -107,11 +119,11 @@ class Batcher:
 
     def cancel(self, request: int) -> bool:
         """Removes a request that waits. Returns False if it runs or has ended."""
-        for queue in (*self._levels, *self._delayed):
+        for queue in self._queues:
             for each in queue:
                 if each.id == request:
                     queue.remove(each)
-                    self._forget(request)
+                    self._forget(each)
                     return True
         return False
 
@@ -120,34 +132,41 @@ class Batcher:
         if not self._timeouts:
             return []
         late = []
-        for number, (rules, queue) in enumerate(zip(self.rules.levels, self._levels, strict=True)):
+        for rules, queue, delayed in zip(self.rules.levels, self._queues[::2], self._queues[1::2], strict=True):
             overdue = [each for each in queue if each.due is not None and each.due <= now]
             for each in overdue:
                 queue.remove(each)
                 if rules.late == "delay":
                     each.due = None
-                    self._delayed[number].append(each)
+                    delayed.append(each)
                 else:
-                    self._forget(each.id)
+                    self._forget(each)
                     late.append(each.id)
         return late
 
     def due(self, now: float) -> bool:
         """Returns whether `plan` would return a batch."""
-        return self._may_run() and self._choose(now)[1] is not None
+        return self._may_run(now) and self._choose(now)[1] is not None
 
     def plan(self, now: float) -> Batch | None:
         """Returns the next batch that should run now; None: nothing is due or no instance is free."""
-        if not self._may_run():
+        if not self._may_run(now):
             return None
         self._held = 0
         chosen, reason = self._choose(now)
         if reason is None:
             return None
-        for each in chosen:
-            self._queue_of(each).remove(each)
+        left = len(chosen)  # they are the first ones
+        for queue in self._queues:
+            while left and queue:
+                queue.popleft()
+                left -= 1
         self._batches += 1
-        batch = Batch(self._batches, tuple(each.id for each in chosen), sum(each.rows for each in chosen), reason)
+        batch = Batch(self._batches, tuple([each.id for each in chosen]), sum([each.rows for each in chosen]), reason)
+        self.waiting -= len(chosen)
+        self._rows -= batch.rows
+        if self.waiting:
+            self._since = _oldest(chain(*self._queues))
         self._running[batch.id] = batch.requests
         self.reasons[reason] += 1
         return batch
@@ -181,27 +200,29 @@ class Batcher:
 
     def next_due(self) -> float | None:
         """Returns when `drop_late` or `plan` should be called although nothing has happened; None: not at all."""
-        times = [each.due for queue in self._levels for each in queue if each.due is not None] if self._timeouts else []
+        times = [each.due for queue in self._queues for each in queue if each.due is not None] if self._timeouts else []
         if self.waiting and not self._held and len(self._running) < self.rules.instances:
             if self.rules.max_wait:
-                times.append(min(each.arrived for each in self._choose(-math.inf)[0]) + self.rules.max_wait)
-            if self.gather and self._need_not_wait():
-                times.append(self._gathered(self._choose(-math.inf)[0]))
+                times.append(_oldest(self._choose(-math.inf)[0]) + self.rules.max_wait)
+            if self._gather:
+                times.append(self._since + GATHER_SECONDS)
         return min(times, default=None)
 
-    def _may_run(self) -> bool:
-        return len(self._running) < self.rules.instances and self.waiting >= max(self._held, 1)
+    def _may_run(self, now: float) -> bool:
+        if len(self._running) >= self.rules.instances or self.waiting < (self._held or 1):
+            return False
+        return self._rows >= self._gather or now >= self._since + GATHER_SECONDS
 
     def _choose(self, now: float) -> tuple[list[_Waiting], Reason | None]:
         """The requests of the next batch, and why it runs now; None: it waits."""
         rules = self.rules
         if rules.mode == "none":
-            return [next(self._in_order())], "single"
+            return [next(chain(*self._queues))], "single"
         first: Hashable = None
         chosen: list[_Waiting] = []
         best, rows = 0, 0  # of a preferred size: how many requests
         reason: Reason | None = None
-        for each in self._in_order():
+        for each in chain(*self._queues):
             if chosen and each.group != first:
                 reason = "shapes"
                 break
@@ -218,37 +239,24 @@ class Batcher:
             if rows == rules.max_rows:
                 reason = "full"
                 break
-        exceeded = bool(rules.max_wait) and now >= min(each.arrived for each in chosen) + rules.max_wait
+        exceeded = bool(rules.max_wait) and now >= _oldest(chosen) + rules.max_wait
         if best and not exceeded:
             return chosen[:best], "preferred"
         if reason is None and rules.preferred and rows > max(rules.preferred):
             reason = "full"
-        if reason is None and self._need_not_wait() and (rows >= self.gather or now >= self._gathered(chosen)):
+        # Off-peak: while nothing runs, waiting for others would only add latency.
+        off_peak = not rules.max_wait or (rules.wait == "busy" and not self._running)
+        if reason is None and rules.mode == "dynamic" and off_peak:
             reason = "idle"
-        if reason is None and (exceeded or not (rules.max_wait or self.gather)):
+        if reason is None and (exceeded or not rules.max_wait):
             reason = "waited"
         return chosen, reason
 
-    def _need_not_wait(self) -> bool:
-        """Off-peak: while nothing runs, waiting for others would only add latency."""
-        rules = self.rules
-        return rules.mode == "dynamic" and (not rules.max_wait or (rules.wait == "busy" and not self._running))
-
-    def _gathered(self, chosen: list[_Waiting]) -> float:
-        """When a batch has gathered long enough."""
-        return min(each.arrived for each in chosen) + GATHER_SECONDS
-
-    def _in_order(self) -> Iterator[_Waiting]:
-        for queue, delayed in zip(self._levels, self._delayed, strict=True):
-            yield from queue
-            yield from delayed
-
-    def _queue_of(self, waiting: _Waiting) -> deque[_Waiting]:
-        return next(queue for queue in (*self._levels, *self._delayed) if waiting in queue)
-
-    def _forget(self, request: int) -> None:
+    def _forget(self, gone: _Waiting) -> None:
+        self.waiting -= 1
+        self._rows -= gone.rows
         if self.rules.keep_order:
-            self._order.remove(request)
+            self._order.remove(gone.id)
 
     def _leaving(self) -> list[int]:
         found = []
@@ -257,3 +265,8 @@ class Batcher:
             self._finished.discard(request)
             found.append(request)
         return found
+
+
+def _oldest(requests: Iterable[_Waiting]) -> float:
+    """When the first of these arrived."""
+    return min([each.arrived for each in requests])
