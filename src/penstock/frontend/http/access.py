@@ -65,11 +65,12 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
+        """Counts a request as long as a `with` block runs."""
         self.in_flight += 1
         self._idle.clear()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.in_flight -= 1
         if not self.in_flight:
             self._idle.set()
@@ -263,9 +264,8 @@ class Access:
             else:
                 request_info(scope).client_gone = True
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Counts a request in flight as long as the block runs. Raises APIError 429."""
+    def _counted(self) -> Lifecycle:
+        """Returns what counts a request in flight as long as a block runs with it. Raises APIError 429."""
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
@@ -273,14 +273,10 @@ class Access:
                 code="too_many_requests",
                 retry_after=self._retry_after(),
             )
-        self.lifecycle.begin()
-        try:
-            yield
-        finally:
-            self.lifecycle.end()
+        return self.lifecycle
 
-    def in_flight(self) -> contextlib.AbstractContextManager[None]:
-        """Counts a request that does not run through the app, as long as the block runs. Raises APIError 429 or 503."""
+    def in_flight(self) -> Lifecycle:
+        """The same for a request that does not run through the app. Raises APIError 429 or 503."""
         self._check_open()
         return self._counted()
 

@@ -1,11 +1,11 @@
 """ModelInfer for one-shot models, without the detour over HTTP: a message becomes tensors, and tensors a message."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.kserve.codec import FINAL
 from penstock.frontend.kserve.generate import find_one_shot
 from penstock.frontend.kserve.grpc.calls import Calls
@@ -46,40 +46,39 @@ class TensorCalls:
 
     async def answer(self, model: TensorModel, request: Any) -> bytes:
         """Runs a ModelInferRequest, and returns a ModelInferResponse. Raises APIError."""
-        with self._counted(model):
-            return self._encode(model, request, await model.infer(self._read(request)))
+        with self._calls.in_flight():
+            try:
+                answer = self._encode(model, request, await model.infer(self._read(request)))
+            except Exception as raised:
+                raise self._failed(model, raised) from raised
+            self._calls.count(ROUTE, 200)
+            return answer
 
     async def stream(self, model: TensorModel, request: Any) -> AsyncGenerator[Any, None]:
         """Runs a ModelInferRequest, and yields messages, each with a part of the outputs. Raises APIError."""
-        with self._counted(model):
-            empty_final = _values(request.parameters).get(EMPTY_FINAL) is True
-            async with aclosing(model.stream(self._read(request))) as results:
-                async for result in results:
-                    if result.outputs or empty_final or not model.streams:
-                        answer = MESSAGES["InferAnswer"].FromString(self._encode(model, request, result))
-                        answer.parameters.add(key=FINAL).value.bool_param = result.final
-                        yield answer
+        with self._calls.in_flight():
+            try:
+                empty_final = _values(request.parameters).get(EMPTY_FINAL) is True
+                async with aclosing(model.stream(self._read(request))) as results:
+                    async for result in results:
+                        if result.outputs or empty_final or not model.streams:
+                            answer = MESSAGES["InferAnswer"].FromString(self._encode(model, request, result))
+                            answer.parameters.add(key=FINAL).value.bool_param = result.final
+                            yield answer
+            except Exception as raised:
+                raise self._failed(model, raised) from raised
+            self._calls.count(ROUTE, 200)
 
     def _read(self, message: Any) -> InferRequest:
         return read_request(message, self._calls.memory, self._calls.limits.max_body_bytes)
 
-    @contextmanager
-    def _counted(self, model: TensorModel) -> Iterator[None]:
-        """Counts a request, and turns its error into an APIError."""
-        status = 200
-        with self._calls.in_flight():
-            try:
-                yield
-            except Exception as raised:
-                error = repository_error(raised, self._calls.limits.retry_after)
-                status = error.status
-                _log.info(
-                    "request",
-                    extra={"fields": {"path": f"gRPC {model.name}", "status": status, "error": error.message}},
-                )
-                raise error from raised
-            finally:
-                self._calls.count(ROUTE, status)
+    def _failed(self, model: TensorModel, raised: Exception) -> APIError:
+        """Counts and logs a request that failed, and returns its error."""
+        error = repository_error(raised, self._calls.limits.retry_after)
+        self._calls.count(ROUTE, error.status)
+        fields = {"path": f"gRPC {model.name}", "status": error.status, "error": error.message}
+        _log.info("request", extra={"fields": fields})
+        return error
 
     def _encode(self, model: TensorModel, request: Any, result: InferResult) -> bytes:
         """Joins the parts of a message. Its data is copied once; all else is the same for equal shapes."""
