@@ -5,6 +5,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import orjson
 from starlette.applications import Starlette
@@ -47,6 +48,7 @@ from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LONGEST_PATH = 1024  # characters of a path that is counted under its route's template, and in its wire's errors
+_KEPT_PATHS = 1024  # whose templates are kept
 _NEAREST = 3  # routes in the message of a 404
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -300,12 +302,13 @@ def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
     """Returns a function from a path to its template. The number of templates is fixed, for any paths that clients
-    send."""
+    send. The templates of recent paths are kept, as each of some hundred patterns is tried else."""
     fixed = frozenset(route.path for route in routes if isinstance(route, Route) and "{" not in route.path)
     patterns = [
         (route.path_regex, _shown(route.path)) for route in routes if isinstance(route, Route) and "{" in route.path
     ]
 
+    @lru_cache(_KEPT_PATHS)
     def template(path: str) -> str:
         if path in fixed:
             return path

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from penstock.frontend.errors import ClientGone
 from penstock.frontend.http.asgi import Receive
 
+_LOOK_SECONDS = 0.02  # after which a client may be noticed that has gone: most one-shot models answer sooner
+
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
@@ -25,8 +27,14 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
             gone = True
             task.cancel()
 
-    watch = asyncio.create_task(_disconnect(receive))
-    watch.add_done_callback(cancel)
+    watch: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(_disconnect(receive))
+        watch.add_done_callback(cancel)
+
+    timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, begin)
     try:
         yield
     except asyncio.CancelledError:
@@ -34,8 +42,10 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
             raise ClientGone from None
         raise
     finally:
-        watch.remove_done_callback(cancel)
-        watch.cancel()
+        timer.cancel()
+        if watch is not None:
+            watch.remove_done_callback(cancel)
+            watch.cancel()
 
 
 async def _disconnect(receive: Receive) -> None:
