@@ -48,6 +48,9 @@ def test_rows_are_gathered_for_a_short_time_also_while_nothing_runs() -> None:
     full = queued(BatchRules(max_rows=2), 1, 1)
     full.gather(3)
     assert full.plan(0.0) is not None
+    waits = queued(BatchRules(max_rows=8, max_wait=1.0), 1)
+    waits.gather(3)
+    assert waits.plan(0.0) is not None  # the rules say how long
 
 
 def test_a_busy_model_waits_for_a_free_instance_or_for_others() -> None:

@@ -29,7 +29,7 @@ from penstock.schedule.resources import ResourceNeeds, ResourcePool
 
 MIN_ROOM = 4096  # bytes for outputs
 LONG_NS = 4_000_000  # of several models that run as one batch, as far as their last runs tell
-BUSY = 0.85  # of the thread's time: then a batch gathers requests also while nothing runs
+BUSY = 0.7  # of the thread's time: then a batch gathers requests also while nothing runs
 GATHER_ROWS = 8  # at most
 RETRY_SECONDS = 1  # the Retry-After of a full queue
 
@@ -195,7 +195,7 @@ class BatchedModel:
         self.pump()
 
     def _set_gather(self, now: float) -> None:
-        """Has the batcher gather half of the requests that were here at a time, if this thread has no time left."""
+        """Has the batcher gather half of the requests that were here at a time, if this thread has little time left."""
         if now >= self._next_look:
             busy = self._process.thread.busy(now) >= BUSY
             self.batcher.gather(min(self._most // 2, GATHER_ROWS) if busy else 0)

@@ -19,7 +19,7 @@ Reason = Literal["full", "preferred", "idle", "waited", "shapes", "single"]
 Refusal = Literal["queue", "level"]
 
 
-GATHER_SECONDS = 0.002  # that a request waits at most because of `Batcher.gather`
+GATHER_SECONDS = 0.004  # that a request waits at most because of `Batcher.gather`
 
 
 class LevelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
