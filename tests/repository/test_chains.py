@@ -104,7 +104,7 @@ def test_short_models_in_a_row_run_as_one_batch(tmp_path: Path, monkeypatch: pyt
             assert [there.counted(name) for name in ("one", "two", "three")] == [(7, 7)] * 3
             assert (await there.ask("two", row(1.0))).tolist() == [[3.0] * 4]  # nothing holds it
             batches = there.model("two").statistics_of.batches
-            assert {rows: times["compute_infer"].count for rows, times in batches.items()} == {1: 2, 6: 1}
+            assert {rows: infer.count for rows, (_, infer, _) in batches.items()} == {1: 2, 6: 1}
 
     asyncio.run(ask())
 

@@ -39,7 +39,8 @@ class ModelStatistics:
         self.last = 0  # milliseconds since the epoch
         self.durations: Mapping[str, Duration] = {name: Duration() for name in _DURATIONS}
         self.failures = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)  # requests, by reason
-        self.batches: dict[int, Mapping[str, Duration]] = {}  # by rows
+        self._of_batches = [self.durations[name] for name in _OF_BATCH]
+        self.batches: dict[int, list[Duration]] = {}  # by rows: the same of batches of that size
         self.latency = Histogram(REQUEST_SECONDS)
         self.began = time.monotonic()
 
@@ -50,10 +51,12 @@ class ModelStatistics:
         self.last = int(time.time() * 1000)
         of_size = self.batches.get(rows)
         if of_size is None:
-            of_size = self.batches[rows] = {name: Duration() for name in _OF_BATCH}
-        for name, ns in zip(_OF_BATCH, compute, strict=True):
-            of_size[name].add(ns)
-            self.durations[name].add(ns, requests)
+            of_size = self.batches[rows] = [Duration() for _ in _OF_BATCH]
+        for one, all_sizes, ns in zip(of_size, self._of_batches, compute, strict=True):
+            one.count += 1
+            one.ns += ns
+            all_sizes.count += requests
+            all_sizes.ns += ns * requests
 
     def request(self, seconds: float, queued: float, count: int = 1) -> None:
         """Counts a request that was answered, or several that took as long."""
@@ -85,7 +88,7 @@ class ModelStatistics:
             "execution_count": self.executions,
             "inference_stats": {name: duration.fields() for name, duration in self.durations.items()},
             "batch_stats": [
-                {"batch_size": rows, **{name: duration.fields() for name, duration in of_size.items()}}
+                {"batch_size": rows, **{name: each.fields() for name, each in zip(_OF_BATCH, of_size, strict=True)}}
                 for rows, of_size in sorted(self.batches.items())
             ],
         }

@@ -19,7 +19,7 @@ class ChainNode:
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
         models = [node.found() for node in self._nodes]
-        if len(models) != len(self._models) or any(a is not b for a, b in zip(models, self._models, strict=True)):
+        if models != self._models:
             self._models, self._then = models, _followers(self._nodes, models)
         at, made, then = 0, tensors, self._then
         while at < len(self._nodes):
