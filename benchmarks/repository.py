@@ -3,7 +3,8 @@
     python benchmarks/repository.py --peers ENV --json benchmarks/results/amx/repository.json --plot batching.png
 
 ENV is a virtual environment with tritonclient[grpc], mlserver and onnxruntime. Servers and clients share this machine's
-cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `modes` compares
+cores. Cases: `clients` flat out over gRPC with 1 and 16 clients, for Penstock and MLServer in turns; `floor`, beside
+these, 16 clients of an empty service (peers/grpc_floor.py): what grpc.aio and the clients cost alone; `modes` compares
 dynamic with static batching of 32 rows or 50 ms, at 10 requests a second and then flat out; `overhead` is the time of
 one request in the server, less the run itself, as the server counts both; `pipelines` compares the throughput of two
 pipelines with that of their slowest step, in turns; `supervisor` compares the latency of tensors over HTTP with one API
@@ -132,6 +133,18 @@ def load_of(python: Path, grpc: int, pid: int, clients: int, seconds: float) -> 
     assert before is not None and after is not None
     requests = found["rate"] * (seconds + WARM_SECONDS)
     return {**found, "server_cpu_us": round((after[1] - before[1]) / requests * 1e6, 1)}
+
+
+def floor(python: Path, seconds: float) -> dict[str, float]:
+    """What `load_of` returns for 16 clients of an empty service."""
+    port = free_port()
+    command = [sys.executable, str(HERE / "peers/grpc_floor.py"), str(port), str(SIZE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+            return load_of(python, port, server.pid, 16, seconds)
+        finally:
+            server.kill()
 
 
 def counts(port: int, model: str) -> dict[str, Any]:
@@ -302,7 +315,7 @@ def main() -> None:
     options.add_argument("--peers", type=Path, required=True, help="environment with tritonclient and mlserver")
     options.add_argument("--seconds", type=float, default=6.0)
     options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--cases", default="clients,modes,overhead,pipelines,supervisor")
+    options.add_argument("--cases", default="clients,floor,modes,overhead,pipelines,supervisor")
     options.add_argument("--plot", type=Path, help="draw dynamic and static batching into this file")
     given = options.parse_args()
     python = given.peers.absolute() / "bin/python"
@@ -323,6 +336,8 @@ def main() -> None:
                     for clients in (1, 16):
                         made = load_of(python, grpc, pid, clients, given.seconds)
                         found.setdefault(f"mlserver {clients}", []).append(made)
+                if "floor" in cases:
+                    found.setdefault("floor 16", []).append(floor(python, given.seconds))
                 print(f"turn {turn + 1}: " + ", ".join(f"{name} {runs[-1]}" for name, runs in found.items()))
             result["clients"] = {
                 name: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
