@@ -302,19 +302,21 @@ def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
     """Returns a function from a path to its template. The number of templates is fixed, for any paths that clients
-    send. The templates of recent paths are kept, as each of some hundred patterns is tried else."""
+    send. The templates of recent paths are kept: else the patterns are tried one after the other."""
     fixed = frozenset(route.path for route in routes if isinstance(route, Route) and "{" not in route.path)
     patterns = [
         (route.path_regex, _shown(route.path)) for route in routes if isinstance(route, Route) and "{" in route.path
     ]
 
     @lru_cache(_KEPT_PATHS)
-    def template(path: str) -> str:
+    def known(path: str) -> str:
         if path in fixed:
             return path
-        if len(path) > _LONGEST_PATH:  # patterns take long, and this is before the key is checked
-            return "other"
         return next((shown for pattern, shown in patterns if pattern.match(path)), "other")
+
+    def template(path: str) -> str:
+        # This is before the key is checked: long paths take long, and would stay in memory.
+        return "other" if len(path) > _LONGEST_PATH else known(path)
 
     return template
 
