@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.cluster.rates import NOISE
 from penstock.cluster.view import ReplicaView
 
 TRUST_SECONDS = 3.0  # the age at which statistics count about a third, and the mean of the fleet the rest
-NOISE = 0.25  # measured step times that differ less from the mean of the fleet count as the mean
 # Weight of a second by which a prompt delays a running sequence, beside a second until a first token: the delay is
 # spread over the tokens of that sequence. With 1, engines with many sequences get no long prompts: these queue at the
 # others, and short outputs there come between two prompts.

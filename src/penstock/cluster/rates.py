@@ -5,6 +5,8 @@ from penstock.messages import EngineStats
 FADES = 0.98  # weight of what was measured before, at each new measurement
 PRIOR = 1e-3  # of the solution before, as a share of the data's weight; keeps what is not observed as it was
 LONGEST_FADES = 0.98
+# Share by which measured times may be wrong. Those of an engine that differ less from the fleet's mean count as that.
+NOISE = 0.25
 # Typical sizes, so that the three unknowns have similar weights: steps, sequences that decode, prompt tokens.
 _SCALE = (1.0, 8.0, 256.0)
 
@@ -30,6 +32,12 @@ class StepRates:
     @property
     def prefill_seconds(self) -> float:
         return self._solution[2] / _SCALE[2]
+
+    def computed(self, seconds: float, tokens: int) -> int:
+        """Return how many of these prompt tokens an engine has probably computed in so many seconds. Never all: their
+        seconds are only known within NOISE, and an engine that has stopped must not seem to be free."""
+        rate = self.prefill_seconds
+        return int(min(seconds / rate, (1.0 - NOISE) * tokens)) if rate > 0.0 else 0
 
     def observe(self, stats: EngineStats) -> None:
         """Take the next statistics. Those of another engine, whose counters are lower, begin a new difference."""
