@@ -7,6 +7,7 @@ PRIOR = 1e-3  # of the solution before, as a share of the data's weight; keeps w
 LONGEST_FADES = 0.98
 # Share by which measured times may be wrong. Those of an engine that differ less from the fleet's mean count as that.
 NOISE = 0.25
+ENOUGH = 50  # measurements, after which they count half
 # Typical sizes, so that the three unknowns have similar weights: steps, sequences that decode, prompt tokens.
 _SCALE = (1.0, 8.0, 256.0)
 
@@ -19,6 +20,7 @@ class StepRates:
         self._before = EngineStats()
         self._sums = (0.0,) * 9  # of the equations so far: six products of two factors, then the three factors
         self._solution = (0.0, 0.0, 0.0)
+        self._seen = 0  # measurements
         self.longest = 0.0  # mean seconds of a step between two statistics, the longest lately
 
     @property
@@ -32,6 +34,11 @@ class StepRates:
     @property
     def prefill_seconds(self) -> float:
         return self._solution[2] / _SCALE[2]
+
+    @property
+    def trust(self) -> float:
+        """From 0 to 1: the first steps do not tell how their time divides into the three parts."""
+        return self._seen / (self._seen + ENOUGH)
 
     def computed(self, seconds: float, tokens: int) -> int:
         """Return how many of these prompt tokens an engine has probably computed in so many seconds. Never all: their
@@ -48,6 +55,7 @@ class StepRates:
         prompt = stats.prefill_tokens - before.prefill_tokens
         if steps <= 0 or seconds <= 0.0 or rows < 0 or prompt < 0:
             return
+        self._seen += 1
         self.longest = max(LONGEST_FADES * self.longest, seconds / steps)
         # Errors are relative, so each factor is divided by the seconds.
         a, b, c = (steps / _SCALE[0] / seconds, rows / _SCALE[1] / seconds, prompt / _SCALE[2] / seconds)

@@ -73,6 +73,7 @@ class _KnownReplica:
             prefill_seconds=rates.prefill_seconds,
             step_seconds=rates.step_seconds,
             row_seconds=rates.row_seconds,
+            measured=rates.trust,
             request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
             booked_requests=len(booked),
             booked_tokens=tokens,
