@@ -71,6 +71,7 @@ def test_prompts_of_other_fronts_wait_beside_the_own_ones() -> None:
 def test_what_is_probably_computed_of_a_prompt_does_not_wait() -> None:
     """Statistics come after a step, so a front that knows the rate counts the time since the prompt was begun."""
     engine = StandIn()
+    engine.info.max_step_tokens = 1024
     replica = Replica("one", engine, 0.0)
     part = sent(replica, "a", 0, 1.0)
     replica.begun(part, 1.0)
@@ -82,6 +83,9 @@ def test_what_is_probably_computed_of_a_prompt_does_not_wait() -> None:
     computed = int(0.2 / replica.view(2.2).prefill_seconds)
     assert 200 < computed < 400
     assert waiting(replica, 2.2) == 640 - computed
+    engine.info.max_step_tokens = 512
+    assert waiting(replica, 2.2) == 640, "a prompt of several steps counts whole"
+    engine.info.max_step_tokens = 1024
     behind = sent(replica, "b", 0, 2.2)
     assert waiting(replica, 2.2) == 640 - computed + 640
     assert waiting(replica, 60.0) == 160 + 640, "it has not ended, and the one behind it has not begun"

@@ -40,11 +40,13 @@ class StepRates:
         """From 0 to 1: the first steps do not tell how their time divides into the three parts."""
         return self._seen / (self._seen + ENOUGH)
 
-    def computed(self, seconds: float, tokens: int) -> int:
-        """Return how many of these prompt tokens an engine has probably computed in so many seconds. Never all: their
-        seconds are only known within NOISE, and an engine that has stopped must not seem to be free."""
+    def computed(self, seconds: float, tokens: int, step_tokens: int) -> int:
+        """Return how many of these prompt tokens an engine has probably computed in so many seconds of a step. Never
+        all: their seconds are only known within NOISE, and an engine that has stopped must not seem to be free. Those
+        that need several steps of at most `step_tokens` count whole, else engines with long prompts get further ones
+        early, and the sequences that decode there wait for all of them."""
         rate = self.prefill_seconds
-        return int(min(seconds / rate, (1.0 - NOISE) * tokens)) if rate > 0.0 else 0
+        return int(min(seconds / rate, (1.0 - NOISE) * tokens)) if rate > 0.0 and tokens <= step_tokens else 0
 
     def observe(self, stats: EngineStats) -> None:
         """Take the next statistics. Those of another engine, whose counters are lower, begin a new difference."""

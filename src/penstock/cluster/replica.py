@@ -197,11 +197,15 @@ class Replica:
         return seconds if seconds >= self._longest_silence else 0.0
 
     @property
+    def _step_tokens(self) -> int:
+        return self.engine.info.max_step_tokens or ASSUMED_STEP_TOKENS
+
+    @property
     def _longest_silence(self) -> float:
         rates = self._rates
         if not rates.longest:
             return UNMEASURED_SILENCE
-        largest = (self.engine.info.max_step_tokens or ASSUMED_STEP_TOKENS) * rates.prefill_seconds
+        largest = self._step_tokens * rates.prefill_seconds
         return max(LEAST_SILENCE, LONGEST_STEPS * rates.longest, LARGEST_STEPS * largest)
 
     def _left(self, now: float) -> int:
@@ -209,8 +213,8 @@ class Replica:
         how far a step has come."""
         if not self._computing:
             return self._prefilling
-        seconds = now - min(self._computing.values())
-        return self._prefilling - self._rates.computed(seconds, sum(part.uncached for part in self._computing))
+        seconds, begun = now - min(self._computing.values()), sum(part.uncached for part in self._computing)
+        return self._prefilling - self._rates.computed(seconds, begun, self._step_tokens)
 
     def _faded(self, now: float) -> float:
         return self._recent * math.exp2((self._recent_at - now) / HALF_LIFE)

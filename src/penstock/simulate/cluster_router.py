@@ -56,7 +56,7 @@ class _KnownReplica:
         left = replica.prefilling
         if replica.computing:
             begun = sum([replica.uncached[number] for number in replica.computing])
-            left -= rates.computed(now - min(replica.computing.values()), begun)
+            left -= rates.computed(now - min(replica.computing.values()), begun, replica.step_tokens)
         tokens = min(sum(booked), left)
         return ReplicaView(
             name=replica.name,
