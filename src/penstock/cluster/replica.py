@@ -164,8 +164,8 @@ class Replica:
 
     def view(self, now: float) -> ReplicaView:
         """Return what is known of the engine."""
-        old = self._view is None or self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS
-        if old or self._computing:
+        old = self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS
+        if self._view is None or old or self._computing:
             self.look(now)
             self._view, self._viewed_at = self._picture(now), now
         return self._view
