@@ -11,7 +11,9 @@ link     one engine over TCP beside the same model's engine over a socket pair, 
 routes   two engines on this machine, and traffic whose prompts share prefixes: conversations that come back, and long
          documents with questions. The prefixes fit into the KV caches of both together, not into one. `cost` beside
          `round-robin`, in turns, on the same engines with empty caches. `possible` is the share of prompt tokens that
-         one cache without a limit would have.
+         one cache without a limit would have. `alone`: the same prompts one after the other, with `cost`: nothing
+         waits, and what was sent before is cached, so no router is better. `later`: without the first visit of each
+         document or conversation, which is cold with any router
 """
 
 import asyncio
@@ -48,6 +50,7 @@ CHOICES = 2000
 MODEL = "python-8m"  # of `link`
 ROUTED, KV_BYTES = "smollm2-135m", "120MiB"  # of `routes`: 12 documents of 640 tokens fit into two caches, not into one
 FLAGS = ("--max-num-seqs", "64", "--threads", "1")
+SIDES = {"cost": ("cost", 2), "round-robin": ("round-robin", 2), "alone": ("cost", 1)}  # route, prompts at a time
 
 
 # -- choose -----------------------------------------------------------------------------------------------------------
@@ -214,14 +217,15 @@ class Traffic:
 
     def __init__(self, kind: str, vocab_size: int, seed: int) -> None:
         source = random.Random(seed)
+        self.first = 12 if kind == "documents" else 10  # visits: each is the first of a document or conversation
         self.prompts: list[tuple[int, ...]] = []
         if kind == "documents":
-            documents = [random_prompt(640, vocab_size, source) for _ in range(12)]
+            documents = [random_prompt(640, vocab_size, source) for _ in range(self.first)]
             for _ in range(6):
                 source.shuffle(documents)
                 self.prompts += [each + random_prompt(24, vocab_size, source) for each in documents]
         else:
-            sessions = [random_prompt(200, vocab_size, source) for _ in range(10)]
+            sessions = [random_prompt(200, vocab_size, source) for _ in range(self.first)]
             for _ in range(8):
                 order = list(range(len(sessions)))
                 source.shuffle(order)
@@ -253,22 +257,24 @@ async def front(route: str, addresses: list[str]) -> AsyncIterator[FleetClient]:
         await fleet.close()
 
 
-async def run(route: str, addresses: list[str], traffic: Traffic, at_once: int) -> dict[str, float]:
+async def run(route: str, at_once: int, addresses: list[str], traffic: Traffic) -> dict[str, float]:
     async with front(route, addresses) as fleet:
         await fleet.control(ResetCache())
-        gate, results = asyncio.Semaphore(at_once), []
+        gate = asyncio.Semaphore(at_once)
 
-        async def one(number: int, prompt: tuple[int, ...]) -> None:
+        async def one(number: int, prompt: tuple[int, ...]) -> tuple[float, int, float]:
             async with gate:
-                results.append(await read(fleet, f"{route}-{number}", prompt, 8))
+                return await read(fleet, f"{route}-{number}", prompt, 8)
 
-        await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(traffic.prompts)))
+        results = await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(traffic.prompts)))
         computed = [each.prompt_tokens for each in fleet.replicas]
         cached = sum(result[1] for result in results)
+        times = [result[0] for result in results]
         return {
             "reuse": cached / sum(computed),
-            "ttft": statistics.mean(result[0] for result in results),
-            "ttft_p50": statistics.median(result[0] for result in results),
+            "ttft": statistics.mean(times),
+            "ttft_later": statistics.mean(times[traffic.first :]),
+            "ttft_p50": statistics.median(times),
             "share_of_largest": max(computed) / sum(computed),
         }
 
@@ -281,25 +287,26 @@ async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
         vocab, tokens = client.info.vocab_size, (min(client.info.num_blocks) - 1) * client.info.block_size
         await client.close()
         for kind in kinds:
-            runs: dict[str, list[dict[str, float]]] = {"cost": [], "round-robin": []}
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
             for turn in range(rounds):
                 traffic = Traffic(kind, vocab, turn)
-                for route in list(runs)[:: 1 if turn % 2 else -1]:
-                    runs[route].append(await run(route, addresses, traffic, 2))
+                for name in list(runs)[:: 1 if turn % 2 else -1]:
+                    runs[name].append(await run(*SIDES[name], addresses, traffic))
             found[kind] = {
                 "possible": round(traffic.possible, 3),
                 **{
-                    f"{name} {route}": round(statistics.median(each[name] for each in results), 4)
-                    for route, results in runs.items()
+                    f"{name} {side}": round(statistics.median(each[name] for each in results), 4)
+                    for side, results in runs.items()
                     for name in results[0]
                 },
-                "ttft_ratio": round(
-                    statistics.median(
-                        other["ttft"] / own["ttft"]
-                        for own, other in zip(runs["cost"], runs["round-robin"], strict=True)
-                    ),
-                    2,
-                ),
+                **{
+                    f"{name}_ratio {side}": sorted(
+                        round(other[name] / own[name], 2)
+                        for own, other in zip(runs[side], runs["round-robin"], strict=True)
+                    )
+                    for side in ("cost", "alone")
+                    for name in ("ttft", "ttft_later")
+                },
             }
     return {"kv_tokens_of_an_engine": tokens, **found}
 

@@ -53,3 +53,14 @@ def test_another_engine_begins_anew() -> None:
     known = rates.step_seconds
     rates.observe(EngineStats(steps=1, step_seconds=0.01, computed_tokens=1, decode_tokens=1))
     assert rates.step_seconds == known
+
+
+def test_the_first_measurements_count_little() -> None:
+    rates, stats = StepRates(), EngineStats()
+    trusted = [rates.trust]
+    for _ in range(200):
+        stats = after(stats, 1, 0, 400, STEP + 400 * PREFILL)
+        rates.observe(stats)
+        trusted.append(rates.trust)
+    assert trusted[0] == 0.0 and trusted == sorted(trusted)
+    assert trusted[5] < 0.1 and 0.75 < trusted[-1] < 1.0

@@ -66,3 +66,40 @@ def test_prompts_of_other_fronts_wait_beside_the_own_ones() -> None:
         engine.now = EngineStats(waiting=2, waiting_tokens=640 + 500)
         view = replica.view(at)
         assert (view.backlog_tokens, view.booked_tokens) == (500 + own[0], own[1])
+
+
+def test_what_is_probably_computed_of_a_prompt_does_not_wait() -> None:
+    """Statistics come after a step, so a front that knows the rate counts the time since the prompt was begun."""
+    engine = StandIn()
+    engine.info.max_step_tokens = 1024
+    replica = Replica("one", engine, 0.0)
+    part = sent(replica, "a", 0, 1.0)
+    replica.begun(part, 1.0)
+    assert waiting(replica, 1.4) == 640, "no rate is known yet"
+    for steps in range(1, 9):
+        engine.now = EngineStats(steps=steps, step_seconds=0.4 * steps, computed_tokens=400 * steps)
+        replica.view(1.4 + 0.01 * steps)
+    replica.begun(part, 2.0)
+    computed = int(0.2 / replica.view(2.2).prefill_seconds)
+    assert 200 < computed < 400
+    assert waiting(replica, 2.2) == 640 - computed
+    engine.info.max_step_tokens = 512
+    assert waiting(replica, 2.2) == 640, "a prompt of several steps counts whole"
+    engine.info.max_step_tokens = 1024
+    behind = sent(replica, "b", 0, 2.2)
+    assert waiting(replica, 2.2) == 640 - computed + 640
+    assert waiting(replica, 60.0) == 160 + 640, "it has not ended, and the one behind it has not begun"
+
+    part.answered = True
+    replica.answered(part)
+    assert waiting(replica, 60.0) == 640
+    replica.begun(behind, 60.0)
+    assert 160 < waiting(replica, 60.1) < 640
+    replica.left(behind)
+    replica.answered(behind)
+    assert waiting(replica, 60.2) == 0
+
+
+def waiting(replica: Replica, now: float) -> int:
+    view = replica.view(now)
+    return view.backlog_tokens + view.booked_tokens

@@ -39,6 +39,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
                 booked_tokens=draw(counts),
                 recent_tokens=draw(st.floats(0, 1e6)),
                 prefill_seconds=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+                measured=draw(st.sampled_from([0.0, 0.5, 1.0])),
             )
             for name in names
         )
@@ -184,6 +185,17 @@ def test_noise_of_measurements_does_not_choose() -> None:
     assert {choose(view, RouteRequest(prompt_tokens=100), seed).replicas[0] for seed in range(50)} == {"a", "b"}
     warm = RouteRequest(prompt_tokens=100, cached={"b": 64})
     assert {choose(view, warm, seed).replicas[0] for seed in range(50)} == {"b"}
+
+
+def test_an_engine_is_not_avoided_for_its_first_steps() -> None:
+    """They may be slow by chance, or not tell how their time divides; an engine that then gets nothing is not measured
+    again."""
+    odd = replica("odd", prefill_seconds=2.5e-4, measured=0.1)
+    known = replica("known", measured=0.9, recent_tokens=1000.0)
+    request = RouteRequest(prompt_tokens=300, max_tokens=8)
+    assert {choose(fleet(odd, known), request, seed).replicas[0] for seed in range(50)} == {"odd"}
+    odd = msgspec.structs.replace(odd, measured=0.9)
+    assert {choose(fleet(odd, known), request, seed).replicas[0] for seed in range(50)} == {"known"}
 
 
 def test_the_reason_names_every_engine() -> None:

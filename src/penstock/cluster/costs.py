@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.cluster.rates import NOISE
 from penstock.cluster.view import ReplicaView
 
 TRUST_SECONDS = 3.0  # the age at which statistics count about a third, and the mean of the fleet the rest
-NOISE = 0.25  # measured step times that differ less from the mean of the fleet count as the mean
 # Weight of a second by which a prompt delays a running sequence, beside a second until a first token: the delay is
 # spread over the tokens of that sequence. With 1, engines with many sequences get no long prompts: these queue at the
 # others, and short outputs there come between two prompts.
@@ -47,12 +47,12 @@ class FleetMeans(NamedTuple):
             return cls()
         loads = [(each.running, each.waiting, each.backlog_tokens, each.kv_usage) for each in ready]
         measured = [each for each in ready if each.prefill_seconds > 0.0]
-        times = [(each.prefill_seconds, each.step_seconds, each.row_seconds) for each in measured]
+        times = [(each.prefill_seconds, each.step_seconds, each.row_seconds, each.measured) for each in measured]
         distances: dict[str, float] = {}
         for each in ready:
             distances[each.region] = min(each.round_trip, distances.get(each.region, math.inf))
         running, waiting, backlog, usage = _means(loads)
-        prefill, step, row = _means(times) if times else UNMEASURED
+        prefill, step, row = _weighted(times) if times else UNMEASURED
         return cls(running, waiting, backlog, usage, prefill, step, row, distances)
 
 
@@ -81,8 +81,9 @@ class EngineCost(NamedTuple):
             usage += doubt * (means.usage - usage)
         prefill, step, row = means.prefill, means.step, means.row
         if replica.prefill_seconds > 0.0:
-            prefill = _steady(replica.prefill_seconds, prefill)
-            step, row = _steady(replica.step_seconds, step), _steady(replica.row_seconds, row)
+            trust = replica.measured
+            prefill = _steady(replica.prefill_seconds, prefill, trust)
+            step, row = _steady(replica.step_seconds, step, trust), _steady(replica.row_seconds, row, trust)
         sequences = running + waiting + replica.booked_requests
         too_many = max(sequences + 1.0 - replica.max_num_seqs, 0.0)
         kv_tokens = replica.kv_tokens or UNLIMITED
@@ -131,6 +132,13 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-def _steady(value: float, mean: float) -> float:
-    """Return the mean if the value differs from it by no more than measurements do."""
+def _weighted(rows: Sequence[tuple[float, float, float, float]]) -> list[float]:
+    """Return the means of the first three columns, weighted with the last one."""
+    total = sum(row[3] for row in rows)
+    return [sum(row[place] * row[3] for row in rows) / total for place in range(3)] if total else _means(rows)[:3]
+
+
+def _steady(value: float, mean: float, trust: float) -> float:
+    """Return the value as far as it is trusted; the mean if it differs from that by no more than measurements do."""
+    value = mean + trust * (value - mean)
     return mean if abs(value - mean) <= NOISE * mean else value

@@ -171,9 +171,10 @@ class Placing:
         self.index.book(source.name, stream.keys.get(_kind(source), []), now)
         return PagesAt(source.page_address, name)
 
-    @staticmethod
-    def _prefill_news(stream: MovingStream, part: StreamPart) -> None:
-        """Run when an engine has computed a prompt for another, or has failed to."""
+    def _prefill_news(self, stream: MovingStream, part: StreamPart) -> None:
+        """Run when an engine has begun or computed a prompt for another, or has failed to."""
+        if part.stream.begun:
+            part.replica.begun(part, self._clock())
         for delta in part.stream.take():
             stream.cached_there = delta.cached_tokens
             if delta.timing is not None:

@@ -5,6 +5,9 @@ from penstock.messages import EngineStats
 FADES = 0.98  # weight of what was measured before, at each new measurement
 PRIOR = 1e-3  # of the solution before, as a share of the data's weight; keeps what is not observed as it was
 LONGEST_FADES = 0.98
+# Share by which measured times may be wrong. Those of an engine that differ less from the fleet's mean count as that.
+NOISE = 0.25
+ENOUGH = 50  # measurements, after which they count half
 # Typical sizes, so that the three unknowns have similar weights: steps, sequences that decode, prompt tokens.
 _SCALE = (1.0, 8.0, 256.0)
 
@@ -17,6 +20,7 @@ class StepRates:
         self._before = EngineStats()
         self._sums = (0.0,) * 9  # of the equations so far: six products of two factors, then the three factors
         self._solution = (0.0, 0.0, 0.0)
+        self._seen = 0  # measurements
         self.longest = 0.0  # mean seconds of a step between two statistics, the longest lately
 
     @property
@@ -31,6 +35,19 @@ class StepRates:
     def prefill_seconds(self) -> float:
         return self._solution[2] / _SCALE[2]
 
+    @property
+    def trust(self) -> float:
+        """From 0 to 1: the first steps do not tell how their time divides into the three parts."""
+        return self._seen / (self._seen + ENOUGH)
+
+    def computed(self, seconds: float, tokens: int, step_tokens: int) -> int:
+        """Return how many of these prompt tokens an engine has probably computed in so many seconds of a step. Never
+        all: their seconds are only known within NOISE, and an engine that has stopped must not seem to be free. Those
+        that need several steps of at most `step_tokens` count whole, else engines with long prompts get further ones
+        early, and the sequences that decode there wait for all of them."""
+        rate = self.prefill_seconds
+        return int(min(seconds / rate, (1.0 - NOISE) * tokens)) if rate > 0.0 and tokens <= step_tokens else 0
+
     def observe(self, stats: EngineStats) -> None:
         """Take the next statistics. Those of another engine, whose counters are lower, begin a new difference."""
         before, self._before = self._before, stats
@@ -40,6 +57,7 @@ class StepRates:
         prompt = stats.prefill_tokens - before.prefill_tokens
         if steps <= 0 or seconds <= 0.0 or rows < 0 or prompt < 0:
             return
+        self._seen += 1
         self.longest = max(LONGEST_FADES * self.longest, seconds / steps)
         # Errors are relative, so each factor is divided by the seconds.
         a, b, c = (steps / _SCALE[0] / seconds, rows / _SCALE[1] / seconds, prompt / _SCALE[2] / seconds)

@@ -71,6 +71,7 @@ class Replica:
         self._own: list[StreamPart] = []  # that may wait in the last statistics
         self._others = 0  # prompt tokens of other fronts that waited in the last statistics
         self._prefilling = 0  # uncached tokens of this front's requests that have no token yet
+        self._computing: dict[StreamPart, float] = {}  # those of them that the engine has begun, and since when
         self._recent, self._recent_at = 0.0, now
         self._steps, self._steps_at = -1, now  # the last number of steps, and since when it is that
         self._view: ReplicaView | None = None  # None: something has changed
@@ -125,9 +126,14 @@ class Replica:
         self._recent_at = now
         self._view = None
 
+    def begun(self, part: "StreamPart", now: float) -> None:
+        """Note that the engine computes a request that has no token yet."""
+        self._computing[part] = now
+
     def answered(self, part: "StreamPart") -> None:
         """Note that a request has its first token, or has left without one."""
         self._prefilling -= part.uncached
+        self._computing.pop(part, None)
         self._view = None
 
     def left(self, part: "StreamPart") -> None:
@@ -158,7 +164,8 @@ class Replica:
 
     def view(self, now: float) -> ReplicaView:
         """Return what is known of the engine."""
-        if self._view is None or self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS:
+        old = self.engine.stats() is not self._stats or now - self._viewed_at > VIEW_SECONDS
+        if self._view is None or old or self._computing:
             self.look(now)
             self._view, self._viewed_at = self._picture(now), now
         return self._view
@@ -190,12 +197,24 @@ class Replica:
         return seconds if seconds >= self._longest_silence else 0.0
 
     @property
+    def _step_tokens(self) -> int:
+        return self.engine.info.max_step_tokens or ASSUMED_STEP_TOKENS
+
+    @property
     def _longest_silence(self) -> float:
         rates = self._rates
         if not rates.longest:
             return UNMEASURED_SILENCE
-        largest = (self.engine.info.max_step_tokens or ASSUMED_STEP_TOKENS) * rates.prefill_seconds
+        largest = self._step_tokens * rates.prefill_seconds
         return max(LEAST_SILENCE, LONGEST_STEPS * rates.longest, LARGEST_STEPS * largest)
+
+    def _left(self, now: float) -> int:
+        """Return the uncached tokens of this front's requests that are probably not computed yet. Statistics do not say
+        how far a step has come."""
+        if not self._computing:
+            return self._prefilling
+        seconds, begun = now - min(self._computing.values()), sum(part.uncached for part in self._computing)
+        return self._prefilling - self._rates.computed(seconds, begun, self._step_tokens)
 
     def _faded(self, now: float) -> float:
         return self._recent * math.exp2((self._recent_at - now) / HALF_LIFE)
@@ -203,6 +222,8 @@ class Replica:
     def _picture(self, now: float) -> ReplicaView:
         info, stats, rates = self.engine.info, self.engine.stats(), self._rates
         booked = [part.uncached for part in self._sent if part in self.parts and not part.answered]
+        left = self._left(now)
+        booked_tokens = min(sum(booked), left)
         blocks = min(info.num_blocks, default=1) - 1  # block 0 is the null page
         return ReplicaView(
             name=self.name,
@@ -217,14 +238,15 @@ class Replica:
             kv_tokens=max(blocks, 0) * info.block_size,
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=self._others + max(self._prefilling - sum(booked), 0),
+            backlog_tokens=self._others + left - booked_tokens,
             kv_usage=stats.kv_usage,
             stats_age=now - self._stats_at if stats.running or stats.waiting else 0.0,
             prefill_seconds=rates.prefill_seconds,
             step_seconds=rates.step_seconds,
             row_seconds=rates.row_seconds,
+            measured=rates.trust,
             request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
             booked_requests=len(booked),
-            booked_tokens=sum(booked),
+            booked_tokens=booked_tokens,
             recent_tokens=self._faded(now),
         )

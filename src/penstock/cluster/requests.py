@@ -121,6 +121,8 @@ class FleetRequests:
     def _news(self, stream: MovingStream, part: StreamPart) -> None:
         """Run when an engine has begun a request, has sent tokens of it, or has refused or failed it."""
         inner = part.stream
+        if inner.begun and not part.answered and not inner.answered:
+            part.replica.begun(part, self._clock())
         if not part.answered and inner.answered:
             part.answered = True
             part.replica.answered(part)

@@ -43,6 +43,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds: float = 0.0  # for a prompt token, measured
     step_seconds: float = 0.0  # fixed part of a step
     row_seconds: float = 0.0  # of a step, for each sequence that decodes
+    measured: float = 1.0  # share by which these three count, beside the means of the fleet
     request_seconds: float = 0.0  # mean time for which a sequence runs
 
     booked_requests: int = 0

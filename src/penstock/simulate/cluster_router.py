@@ -53,7 +53,11 @@ class _KnownReplica:
     def view(self, now: float) -> ReplicaView:
         replica, stats, rates = self.replica, self.stats, self.rates
         booked = [replica.uncached[number] for _, number in self.sent if number in replica.uncached]
-        tokens = sum(booked)
+        left = replica.prefilling
+        if replica.computing:
+            begun = sum([replica.uncached[number] for number in replica.computing])
+            left -= rates.computed(now - min(replica.computing.values()), begun, replica.step_tokens)
+        tokens = min(sum(booked), left)
         return ReplicaView(
             name=replica.name,
             role=replica.role,
@@ -64,11 +68,12 @@ class _KnownReplica:
             kv_tokens=self.kv_tokens,
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=replica.prefilling - tokens,
+            backlog_tokens=left - tokens,
             kv_usage=self.kv_usage,
             prefill_seconds=rates.prefill_seconds,
             step_seconds=rates.step_seconds,
             row_seconds=rates.row_seconds,
+            measured=rates.trust,
             request_seconds=128 * (rates.step_seconds + rates.row_seconds * max(stats.running, 1)),
             booked_requests=len(booked),
             booked_tokens=tokens,

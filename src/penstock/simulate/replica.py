@@ -82,6 +82,7 @@ class SimulatedReplica:
         self.waiting: dict[int, SimulatedRequest] = {}  # of those in flight, not begun
         self.uncached: dict[int, int] = {}  # prompt tokens of those without a first token, as the router expects them
         self.prefilling = 0  # all of these
+        self.computing: dict[int, float] = {}  # those of them that have begun, and since when
         self.due: int | None = None  # nanoseconds of its next step
         self.busy = self.rows = 0  # nanoseconds, and rows x nanoseconds, of all steps so far
         self.counter = StepCounter()
@@ -130,6 +131,7 @@ class SimulatedReplica:
     def answered(self, number: int) -> None:
         """Notes that a request has its first token, or has left without one."""
         self.prefilling -= self.uncached.pop(number, 0)
+        self.computing.pop(number, None)
 
     def receive(self, message: GenerateRequest) -> None:
         """Takes a request. The engine reads it between two steps."""
@@ -232,7 +234,10 @@ class SimulatedReplica:
         work = self.counter.count(plan)
         if plan.new:
             for request_id in self.scheduler.begun(plan):
-                request = self.waiting.pop(int(request_id), None)
+                number = int(request_id)
+                if number in self.uncached:
+                    self.computing[number] = self.clock.now
+                request = self.waiting.pop(number, None)
                 if request is not None:
                     self.queue.leave(request.queued_tokens, started=True)
         if not self.counter.repeated:
