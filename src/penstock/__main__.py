@@ -39,8 +39,13 @@ def main() -> None:
 
 
 def _starts_none(arguments: list[str]) -> bool:
-    """Returns whether a command starts no engine process of its own, or several on parts of the machine."""
-    return any(argument.partition("=")[0] in ("--help", "--engines", "--replicas") for argument in arguments)
+    """Returns whether a command starts no engine process of its own, or several on parts of the machine. A server of a
+    repository or of providers has one if a model is named first; elsewhere it is found when the command line is read.
+    """
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if not flags.isdisjoint(("--help", "--engines", "--replicas")):
+        return True
+    return not flags.isdisjoint(("--repository", "--providers")) and arguments[2].startswith("-")
 
 
 def _open_standard_streams() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-import typer
 
+from penstock.cli import usage
 from penstock.cli.main import main
 from penstock.cli.plan import bandwidth, command
 
-made_once = cache(typer.main.get_command)  # typer makes all commands anew whenever one is run, which takes longest
+made_once = cache(usage.root_of)  # typer makes a command anew whenever it is run, which takes longest
 measured_once = cache(bandwidth.read_bandwidth)  # every plan for this machine measures it on all processors
 RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -21,7 +21,7 @@ RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
     """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended.
     Nothing is piped into it, unless the test sets sys.stdin."""
-    monkeypatch.setattr(typer.main, "get_command", made_once)
+    monkeypatch.setattr(usage, "root_of", made_once)
     for module in (bandwidth, command):
         monkeypatch.setattr(module, "read_bandwidth", measured_once)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))

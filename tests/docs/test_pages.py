@@ -56,10 +56,11 @@ def _every() -> list[tuple[Block, str]]:
     return [(block, command) for block in found for command in block.commands()]
 
 
-# Each takes from 10 to 60 seconds, and other tests make the same requests (python.md: tests/api).
+# Each takes from 10 to 60 seconds, and other tests make the same requests (python.md: tests/api; planning.md:
+# tests/cli/simulate and tests/simulate).
 SLOW = (
-    *(f"docs/{name}.md" for name in ("chat", "clients", "embeddings", "parallelism", "python", "quantization")),
-    *(f"docs/{name}.md" for name in ("serving", "verify", "watermarking")),
+    *(f"docs/{name}.md" for name in ("chat", "clients", "embeddings", "parallelism", "planning", "python")),
+    *(f"docs/{name}.md" for name in ("quantization", "serving", "verify", "watermarking")),
     "benchmarks/README.md",
 )
 NAMES = [

@@ -16,6 +16,7 @@ from penstock.cli.serving.report import log, log_start, show_end, show_memory
 from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
+    from penstock.cli.serving.repository import ServedRepository
     from penstock.cli.serving.shares import EngineShares
     from penstock.cli.serving.supervisor import Supervisor
     from penstock.cluster.client import FleetClient
@@ -38,11 +39,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     began = time.monotonic()
     _allow_open_files()
     gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
-    try:
-        engine = engine or EngineChild()
-    except OSError as error:
-        sys.exit(f"penstock: cannot start the engine process: {error}")
-    with engine as child:
+    with contextlib.ExitStack() as held:
+        if engine is not None:
+            held.enter_context(engine)
         from penstock.cli.address import bind, freed, listen
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
@@ -53,15 +52,16 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         given, default = read_given(model, flags), ServerConfig()
         elsewhere = bool(given.settings.engines)
         if (given.settings.repository or given.settings.providers) and given.settings.model is None and not elsewhere:
-            child.take_over().close()  # the engines of its language models start with their own settings
+            held.close()  # the engines of its language models start with their own settings
             from penstock.cli.serving.without_model import serve_without_model
 
             serve_without_model(given, flags, began)
             return
-        alone = not elsewhere and given.settings.replicas in (None, "1")
-        if not alone:  # it was started before the settings were read
-            child.process.kill()
-            child.process.wait()
+        if elsewhere or given.settings.replicas not in (None, "1"):
+            held.close()
+            engine = None
+        elif engine is None:
+            engine = held.enter_context(_engine())
         port = default.port if given.settings.port is None else given.settings.port
         sock = bind(host := given.settings.host or default.host, port)
         grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
@@ -71,9 +71,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
             serve_front(given, sock, freed(grpc_sock))
             return
         prepared, shares = _prepared(given)
-        if alone:
-            child.send_config(prepared.resolved.engine)
-        start = _ServerStart(model, flags, given, prepared, child, sock, grpc_sock, began, shares)
+        if engine is not None:
+            engine.send_config(prepared.resolved.engine)
+        start = _ServerStart(model, flags, given, prepared, engine, sock, grpc_sock, began, shares)
         supervisor, server = _supervisor(start), prepared.resolved.server
         if supervisor is None:
             listen(sock)
@@ -99,6 +99,13 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 signal.signal(number, signal.SIG_IGN)
             if supervisor is not None:
                 supervisor.kill()
+
+
+def _engine() -> EngineChild:
+    try:
+        return EngineChild()
+    except OSError as error:
+        sys.exit(f"penstock: cannot start the engine process: {error}")
 
 
 def _prepared(given: "Given") -> tuple["PreparedModel", "EngineShares | None"]:
@@ -139,7 +146,7 @@ class _ServerStart(NamedTuple):
     flags: Flags
     given: "Given"
     prepared: "PreparedModel"
-    child: EngineChild
+    engine: EngineChild | None  # None: --replicas starts its own
     sock: socket.socket
     grpc_sock: socket.socket | None
     began: float  # on time.monotonic()
@@ -152,15 +159,16 @@ class _ServerStart(NamedTuple):
         from penstock.prepare.engine import verified
         from penstock.weights.manifest import ManifestCheck
 
-        engine, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
+        config, plain = self.prepared.resolved.engine, self.prepared.resolved.server.log_format == "text"
         check = ManifestCheck(self.prepared.path)
         if self.prepared.resolved.server.replicas != "1":
             from penstock.cli.serving.replicas import start_replicas
 
             with reporting("starting the engines") if plain else contextlib.nullcontext():
                 return await verified(start_replicas(self.prepared), check)
+        assert self.engine is not None
         with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch takes seconds to import
-            return await verified(connect(engine, self.child, resumes=True), check)
+            return await verified(connect(config, self.engine, resumes=True), check)
 
 
 def _supervisor(start: _ServerStart) -> "Supervisor | None":
@@ -187,7 +195,6 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
         from penstock.cli.machine import cost_model
         from penstock.cli.operate.reload import LoadedVersion, Reloader, load_here
         from penstock.cli.serving.answering import Answering
-        from penstock.cli.serving.repository import ServedRepository
         from penstock.frontend import ModelRegistry, Serving
         from penstock.frontend.http.loading import answering_early
         from penstock.observe.metrics import Metrics
@@ -222,6 +229,8 @@ async def _main(start: _ServerStart, dropped_lines: Callable[[], int]) -> None:
     )
     repository = None
     if start.shares is not None:
+        from penstock.cli.serving.repository import ServedRepository
+
         start.shares.started(prepared, cast("StreamingClient", client))
         repository = ServedRepository(server, start.flags, metrics, serving, start.shares)
     registry = ModelRegistry(serving) if repository is None else repository.registry
@@ -251,7 +260,6 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
     from penstock.cli.address import grpc_address
     from penstock.cli.machine import cost_model
     from penstock.cli.operate.reload import LoadedVersion, Reloader
-    from penstock.cli.serving.repository import ServedRepository
     from penstock.prepare.checks import check_tls
 
     prepared, server = start.prepared, start.prepared.resolved.server
@@ -259,7 +267,9 @@ async def _supervise(start: _ServerStart, supervisor: "Supervisor", dropped_line
     loaded = LoadedVersion.of(prepared, start.given)
     reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0), start.shares)
 
-    def repository(metrics: "Metrics") -> ServedRepository:
+    def repository(metrics: "Metrics") -> "ServedRepository":
+        from penstock.cli.serving.repository import ServedRepository
+
         assert start.shares is not None
         start.shares.started(prepared, client)
         taken = (server.served_model_name, *server.aliases)

@@ -1,5 +1,6 @@
 """Runs the command line. A wrong use of it is one line that names the value, what is possible, and what to type."""
 
+import copy
 import difflib
 import re
 import sys
@@ -43,9 +44,9 @@ class WrongUse(ValueError):
 
 def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> int:
     """Runs a command. Returns its exit status. Raises WrongUse, and what the command raises."""
-    root = typer.main.get_command(app)
     if list(arguments[:2]) == ["plan", "fleet"]:
         arguments = ["plan fleet", *arguments[2:]]  # `plan` itself takes a model, so it is no group of commands
+    root = root_of(app, arguments[0] if arguments else "")
     _check_repeats(root, arguments)
     try:
         status = root.main(list(arguments), obj=obj, prog_name="penstock", standalone_mode=False)
@@ -55,8 +56,20 @@ def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> i
         # typer has had its own copy of click's exceptions since 0.26, so they are known by what they have in common.
         if not hasattr(error, "format_message"):
             raise
-        raise WrongUse(_explain(error, root, arguments)) from None
+        raise WrongUse(_explain(error, root_of(app), arguments)) from None
     return status if isinstance(status, int) else 0
+
+
+def root_of(app: typer.Typer, name: str = "") -> Any:
+    """Returns the command that has all others. If one is called `name`, it has that one alone: all flags of all
+    commands take longer to make than a small command takes to run."""
+    alone = [
+        each for each in app.registered_commands if each.callback and name == (each.name or each.callback.__name__)
+    ]
+    if alone:
+        app = copy.copy(app)
+        app.registered_commands, app.registered_groups = alone, []
+    return typer.main.get_command(app)
 
 
 def _check_repeats(root: Any, arguments: Sequence[str]) -> None:

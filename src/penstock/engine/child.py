@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.observe.logs import LogFormat, formatter
 from penstock.observe.stderr import StderrHandler
@@ -70,6 +72,14 @@ def remove_socket(endpoint: str) -> None:
         pass  # another child of the same parent has removed it
     except OSError as error:
         log.warning("could not remove %s: %s", path, error)
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process at once. The interpreter's own end would free every object first, which takes a quarter of a
+    second after an import of torch."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def die_with_parent() -> None:

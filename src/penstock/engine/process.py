@@ -16,7 +16,7 @@ import threading
 import msgspec
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr
+from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, end_now, log_to_stderr
 from penstock.engine.executor import import_runtime
 from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
@@ -61,4 +61,4 @@ def _collect_new_garbage_only() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(MODEL_BACKEND))
+    end_now(serve(MODEL_BACKEND))

@@ -5,7 +5,6 @@ processors meanwhile.
 """
 
 import gc
-import sys
 
 from penstock.priority import LOWEST, run_at
 
@@ -20,6 +19,7 @@ def _import() -> None:
 if __name__ == "__main__":
     gc.disable()  # as in `serve`
     run_at(LOWEST, _import)
+    from penstock.engine.child import end_now
     from penstock.engine.process import MODEL_BACKEND, serve
 
-    sys.exit(serve(MODEL_BACKEND))
+    end_now(serve(MODEL_BACKEND))

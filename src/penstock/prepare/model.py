@@ -74,6 +74,11 @@ class PreparedModel:
             quantization=self._quantization,
         )
 
+    def with_engine(self, **changes: Any) -> "PreparedModel":
+        """Returns the model with other settings of its engine."""
+        engine = fields_replaced(self.resolved.engine, **changes)
+        return replace(self, resolved=replace(self.resolved, engine=engine))
+
     @property
     def _quantization(self) -> str:
         """What most weights are: in the file, or as --quantization makes them."""

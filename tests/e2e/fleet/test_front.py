@@ -75,12 +75,11 @@ BODY = {"model": "python-8m", "prompt": "def add(a, b):\n", "max_tokens": 150, "
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(server: Server) -> dict[str, Any]:
     """The answer of a server with an engine of its own."""
-    with serving(tmp_path_factory.mktemp("server") / "log", "--kv-cache-memory", "64MiB") as server:
-        answer: dict[str, Any] = server.post("/v1/completions", BODY).json()
-        assert server.get("/v1/models").json()["data"][0]["id"] == "python-8m"
-        return answer
+    answer: dict[str, Any] = server.post("/v1/completions", BODY).json()
+    assert server.get("/v1/models").json()["data"][0]["id"] == "python-8m"
+    return answer
 
 
 def test_a_front_has_the_answers_of_a_server_with_an_engine(

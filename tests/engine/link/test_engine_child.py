@@ -11,6 +11,7 @@ from socket import MSG_PEEK
 
 import pytest
 
+from penstock.__main__ import _starts_none
 from penstock.engine.link.engine_child import ENGINE as REAL_ENGINE
 from penstock.engine.link.engine_child import IMPORT_RUNTIME, EngineChild, one_rank_expected
 from penstock.engine.link.ipc import connect
@@ -134,3 +135,21 @@ async def test_without_a_configuration_it_ends_quietly_also_while_it_imports_tor
                 await until(lambda: "libtorch" in maps.read_text(), "torch to be loaded")
             said, _ = process.communicate(timeout=60)
     assert (process.returncode, said) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [
+        ("serve", True),
+        ("serve python-8m --port 80", True),
+        ("serve python-8m --repository models", True),
+        ("run --model python-8m", True),
+        ("serve --repository models --port 80", False),
+        ("serve --port 80 --repository=models", False),
+        ("serve --providers file.yaml", False),
+        ("serve --replicas 2", False),
+        ("serve python-8m --help", False),
+    ],
+)
+def test_an_engine_starts_before_the_command_line_is_read_if_it_is_needed(line: str, starts: bool) -> None:
+    assert _starts_none(["penstock", *line.split()]) is not starts

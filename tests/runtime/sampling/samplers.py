@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import CHOSEN
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.messages import SamplingParams, row_size
 from penstock.runtime.in_flight import STATUS_ERRORS
@@ -19,6 +20,12 @@ from penstock.runtime.step_kernels import ReferenceStep, StepKernels
 
 HERE = torch.device("cpu")
 MOST_TOKENS = 50_000
+
+
+def sets_with_samplers() -> tuple[str, ...]:
+    """The instruction sets under test: the best one, and AVX2. All others have the sampler of AVX512 (isa/*.cpp)."""
+    found = instruction_sets()
+    return tuple(each for each in found if each in (found[0], "avx2"))
 
 
 class Sampled(NamedTuple):

@@ -8,11 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import unpack_rows
-from tests.runtime.sampling.samplers import Sampled, Sampler
+from tests.runtime.sampling.samplers import Sampled, Sampler, sets_with_samplers
 from tests.runtime.sampling.test_sampler import Choice, params, some_choice
 
 Logits = NDArray[np.float32]
@@ -24,7 +23,7 @@ class Sessions(NamedTuple):
     two_threads: Session
 
 
-@pytest.fixture(scope="module", params=instruction_sets())
+@pytest.fixture(scope="module", params=sets_with_samplers())
 def sessions(request: pytest.FixtureRequest) -> Sessions:
     return Sessions(*(Session(ThreadTeam(request.param, threads)) for threads in (1, 2)))
 

@@ -8,18 +8,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import SamplingParams, unpack_rows
 from tests.runtime.sampling.sampler_oracle import scores
-from tests.runtime.sampling.samplers import Sampled, Sampler
+from tests.runtime.sampling.samplers import Sampled, Sampler, sets_with_samplers
 
 Logits = NDArray[np.float32]
 MakeSampler = Callable[[int, int], Sampler]
 
 
-@pytest.fixture(scope="module", params=["numpy", *instruction_sets()])
+@pytest.fixture(scope="module", params=["numpy", *sets_with_samplers()])
 def make(request: pytest.FixtureRequest) -> MakeSampler:
     """Makes samplers that use NumPy or the native kernels."""
     session = None if request.param == "numpy" else Session(ThreadTeam(request.param, 2))

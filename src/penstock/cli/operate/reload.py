@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace as with_changes
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares, with_engine
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.config.settings import GivenSettings
 from penstock.engine.client import StreamingClient
@@ -28,6 +27,9 @@ from penstock.prepare.model import FoundModel, PreparedModel, find_given, prepar
 from penstock.prepare.served import load_tokenizer, served_model, text_digest
 from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck
+
+if TYPE_CHECKING:
+    from penstock.cli.serving.shares import EngineShares
 
 _log = logging.getLogger("penstock.serving")
 M = TypeVar("M", bound=Model)
@@ -78,7 +80,7 @@ class Reloader:
         flags: Flags,
         loaded: LoadedVersion,
         processors: Collection[int],
-        shares: EngineShares | None = None,
+        shares: "EngineShares | None" = None,
     ) -> None:
         """`loaded` is what is served now. Engines may run on `processors`, and have one of the
         `shares` if there are others."""
@@ -133,7 +135,7 @@ class Reloader:
             return None
         with running_on(self._processors):  # this process's own threads may be kept off one
             hardware = detect_device(given.settings.device)
-        prepared = with_engine(self._fit(found, hardware, running, beside), replaces=beside)
+        prepared = self._fit(found, hardware, running, beside).with_engine(replaces=beside)
         self._check_server(prepared.resolved.server, given)
         engine = prepared.resolved.engine
         if beside and engine.event_log:

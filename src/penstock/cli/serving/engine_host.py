@@ -47,7 +47,6 @@ def serve_engine(
         import uvloop
 
         from penstock.cli.address import bind
-        from penstock.cli.serving.shares import with_engine
         from penstock.config import ConfigError
         from penstock.config.addresses import split_address
         from penstock.config.resolve import is_loopback
@@ -64,7 +63,7 @@ def serve_engine(
             )
         sock = bind(host, port, "--listen")
         # Fronts may have tenants: the engine divides itself among those that requests name, and measures their use.
-        prepared = with_engine(prepare_found(find_given(given)), has_tenants=True)
+        prepared = prepare_found(find_given(given)).with_engine(has_tenants=True)
         if role != "alone":
             prepared = _with_role(prepared, role, host, page_port)
         child.send_config(prepared.resolved.engine)
@@ -81,7 +80,6 @@ def serve_engine(
 
 def _with_role(prepared: "PreparedModel", role: "EngineRole", host: str, page_port: int) -> "PreparedModel":
     """Returns the model with an engine that exchanges KV blocks. Raises ConfigError if it cannot."""
-    from penstock.cli.serving.shares import with_engine
     from penstock.config import ConfigError
     from penstock.config.engine import PageAccess
 
@@ -95,7 +93,7 @@ def _with_role(prepared: "PreparedModel", role: "EngineRole", host: str, page_po
         )
     files = {"certificate": server.tls_certificate, "private_key": server.tls_key, "authority": server.fleet_ca}
     pages = PageAccess(host=host, port=page_port, key=server.fleet_key, **files)
-    return with_engine(prepared, role=role, pages=pages)
+    return prepared.with_engine(role=role, pages=pages)
 
 
 async def _main(prepared: "PreparedModel", child: EngineChild, sock: socket.socket, began: float) -> None:

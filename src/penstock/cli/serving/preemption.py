@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
 from penstock.cli.serving.report import log
@@ -30,6 +29,8 @@ def _watch(source: str) -> None:
 
 
 def _page_announces(url: str) -> bool:
+    import urllib.request  # not above: a server without a notice starts sooner
+
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})  # which Google's service requires
     try:
         with urllib.request.urlopen(request, timeout=LOOK_SECONDS) as answer:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.serving.shares import EngineShares, with_engine
+from penstock.cli.serving.shares import EngineShares
 from penstock.cli.serving.text_judges import TEXT_TOLERANCES
 from penstock.cli.serving.text_members import TextMember, TokenizerMember
 from penstock.cli.serving.text_rollouts import GOLDEN, TextComparison
@@ -140,7 +140,7 @@ class LanguageModelLoader:
         before = self._serving(target.name)
         # No request waits for a candidate, nor for a new version beside one that answers.
         replaces = self.is_candidate(target) or (before is not None and before.has_engine)
-        prepared = with_engine(await asyncio.to_thread(self._prepare, target), replaces=replaces)
+        prepared = (await asyncio.to_thread(self._prepare, target)).with_engine(replaces=replaces)
         check = await asyncio.to_thread(ManifestCheck, prepared.path)
         client = await self._shares.start_engine(prepared, check, target.settings.weight)
         try:

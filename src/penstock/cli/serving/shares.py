@@ -3,9 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -60,8 +58,8 @@ class EngineShares:
         # Else the engine would take its KV cache from all memory that is available when it starts.
         kv_bytes = prepared.resolved.memory.kv_bytes
         fixed = found.given.sources.keys() & {"kv_cache_memory", "kv_disk"}
-        return with_engine(
-            prepared, kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * self.at_once
+        return prepared.with_engine(
+            kv_cache_bytes=kv_bytes, kv_reserve_bytes=None if fixed else kv_bytes * self.at_once
         )
 
     def enter(self, prepared: PreparedModel, weight: float = 1.0) -> PreparedModel:
@@ -74,7 +72,7 @@ class EngineShares:
             raise LoadFailed(f"{LEASE_PLACES} engines share the processors, which is the limit; unload another model")
         self._engines[place] = None
         lease = LeasePlace(path=f"/proc/{os.getpid()}/fd/{self._segment}", place=place, weight=weight)
-        return with_engine(prepared, lease=lease)
+        return prepared.with_engine(lease=lease)
 
     async def start_engine(self, prepared: PreparedModel, check: ManifestCheck, weight: float = 1.0) -> StreamingClient:
         """Starts the engine of a model, with its place and its budget. Returns its client when it has computed a
@@ -111,13 +109,6 @@ class EngineShares:
 def _takes_turns(prepared: PreparedModel) -> bool:
     one_rank = prepared.resolved.engine.split.world == 1
     return prepared.hardware.device == "cpu" and one_rank and bool(instruction_sets())
-
-
-def with_engine(prepared: PreparedModel, **changes: Any) -> PreparedModel:
-    """Returns the model with other settings of its engine."""
-    resolved = prepared.resolved
-    engine = msgspec.structs.replace(resolved.engine, **changes)
-    return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
 
 
 def machine_share(hardware: Hardware, engines: int, memory: int | None = None) -> Hardware:

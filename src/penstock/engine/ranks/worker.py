@@ -6,6 +6,7 @@ Two threads have a socket each: the main one takes orders and executes plans, th
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import socket
@@ -41,6 +42,7 @@ from penstock.engine.ranks.wire import (
     identity,
 )
 from penstock.engine.signals import block_group_signals
+from penstock.runtime.loading.quick_torch import import_torch
 
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
@@ -221,6 +223,8 @@ def hold_port() -> socket.socket:
 
 
 def load_rank(start: Start) -> RankRunner:
+    gc.disable()  # as in penstock.engine.process: imports and loading make many objects and no garbage
+    import_torch()
     from penstock.runtime.loading.cpu import load_cpu_runner  # not above: it imports torch
     from penstock.runtime.loading.gpu import load_gpu_runner
 
@@ -232,6 +236,8 @@ def load_rank(start: Start) -> RankRunner:
         local = (0, 1) if config.distributed_executor == "ray" else start.share
         runner = load_gpu_runner(config, place, start.rendezvous, local)
     runner.use_grammars(EngineGrammars(config, runner.capacity.vocab_size))
+    gc.freeze()
+    gc.enable()
     return runner
 
 
