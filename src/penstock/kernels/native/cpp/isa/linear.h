@@ -130,8 +130,10 @@ struct RowFactors {
 template <class Dot, class T>
 void quantize_groups(const T* x, const Matrix& weight, typename Dot::Piece* pieces, const RowFactors& out) {
   const int64_t padded = padded_k(weight), halves = kGroupOfX / span_of(weight);
+  const int64_t per_group = weight.format.group / span_of(weight);
   const auto zero = static_cast<uint32_t>(weight.format.zero - Dot::kCentre);
-  int64_t span = 0;
+  int64_t span = 0, place = 0;  // in the weights' group
+  float group_sum = 0.0f;
   for (int64_t i = 0; i < padded; i += kGroupOfX) {
     const int64_t left = weight.k - i;
     const F16 values[2] = {load_part(x + i, left), load_part(x + i + 16, left - 16)};
@@ -146,7 +148,9 @@ void quantize_groups(const T* x, const Matrix& weight, typename Dot::Piece* piec
     if (halves != 1) sums[1] = static_cast<uint32_t>(sum(whole[1]));
     for (int64_t half = 0; half < halves; ++half, ++span) {
       const float sum = quantize.scale * static_cast<float>(static_cast<int32_t>(sums[half]));
-      out.put(span, quantize.scale, static_cast<int32_t>(0 - zero * sums[half]), sum);
+      group_sum = place == 0 ? sum : group_sum + sum;
+      place = place + 1 == per_group ? 0 : place + 1;
+      out.put(span, quantize.scale, static_cast<int32_t>(0 - zero * sums[half]), group_sum);
     }
   }
 }

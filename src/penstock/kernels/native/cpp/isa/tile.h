@@ -49,8 +49,8 @@ struct Panels {
 // would evict each other from the L1 cache.)
 //
 // Rows of integers are divided into spans along k, which have a scale. For grouped weights a span also has a start,
-// which subtracts the weights' zero from its sum of products, and the scaled sum of its values, which a minimum of the
-// weights is multiplied with.
+// which subtracts the weights' zero from its sum of products, and the scaled sum of its values and of those before it in
+// the weights' group: a minimum is multiplied with that of the group's last span.
 template <class Word>
 struct WordRows {
   const Word* words;
@@ -317,17 +317,6 @@ template <class Dot, int kSteps, int M, int N>
   }
 }
 
-// Adds the minima of a group: `offsets` has for each row of x what a minimum of 1 would add.
-template <int M, int N>
-[[gnu::always_inline]] inline void add_mins(GroupFactors& mins, const float* offsets, F16 (&totals)[M][N]) {
-#pragma GCC unroll 16
-  for (int n = 0; n < N; ++n) {
-    const F16 min = mins(n);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(offsets[m]), totals[m][n]);
-  }
-}
-
 // Sums span after span as integers, scales each sum, and adds minima once a group. If inlined, GCC puts sums in memory.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
@@ -369,15 +358,11 @@ template <class Dot, int M, int N>
     left = per_group;
     scales.next();
     if (!has_mins) continue;
-    if (per_group == 1) {
-      add_mins<M, N>(mins, factors + 2 * M, totals);
-    } else {
-      float offsets[M] = {};
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        for (int64_t back = per_group; --back >= 0;) offsets[m] += factors[(2 - back * 3) * M + m];
-      }
-      add_mins<M, N>(mins, offsets, totals);
+    for (int n = 0; n < N; ++n) {
+      const F16 min = mins(n);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(factors[2 * M + m]), totals[m][n]);
     }
     mins.next();
   }
