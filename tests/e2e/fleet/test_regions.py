@@ -115,7 +115,7 @@ async def test_the_near_region_is_first_and_the_far_one_takes_what_would_wait(fl
     requests = [replace(made(1), request_id=f"many {number}", n=2) for number in range(60)]
     answers = await asyncio.gather(*(ask(fleet, each) for each in requests))
     assert len({str(said(answer)) for answer in answers}) == 1, "both regions give the same tokens"
-    assert 0 < by_region["far"].requests < by_region["near"].requests - 8
+    assert 0 < by_region["far"].requests <= by_region["near"].requests - 8
 
 
 async def test_a_bound_request_stays_in_its_region(fleet: FleetClient) -> None:
