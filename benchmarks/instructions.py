@@ -7,9 +7,9 @@
 Callgrind (`apt install valgrind`) counts every instruction, so the figures hardly vary and do not depend on other
 programs. Valgrind has no AVX512, so the kernels are those of AVX2. Each tree runs the library's engine on one thread.
 Those of libpenstock.so count, and as `whole` those of the process, with Python's interpreter; benchmarks/bytecodes.py
-counts what Python executes. "decode, N sequences" is per step: N prompts are sent with two limits of tokens, and the
-difference of the counts is divided by that of the limits. `same_tokens`: whether both trees generated the same.
-`whole` varies by about 1% for one sequence, and by 5% for several, which do not always start in the same step.
+counts what Python executes. "decode, N sequences" is per step: one prompt is sent for N choices with two limits of
+tokens, and the difference of the counts is divided by that of the limits. (N prompts do not always begin in the same
+step: that made a difference of 3% between two runs of one tree.) `same_tokens`: whether both trees generated the same.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from before_after import parse_flags
 from results import commit_of, parser, write
 
 PROMPT = 256  # tokens of the prompt that is counted
-CONTEXT = 16  # tokens of the prompts before the decode steps that are counted
+CONTEXT = 16  # tokens of the prompt before the decode steps that are counted
 SEQUENCES = (1, 8)  # of these decode steps
 FEW, MANY = 4, 12  # output tokens of the two runs whose difference is counted
 LIBRARY = "libpenstock.so"
@@ -55,16 +55,16 @@ def run_engine(model: str, settings: dict[str, Any]) -> None:
     llm = LLM(model, threads=1, speculation="off", enable_prefix_caching=False, max_num_seqs=8, **settings)
     tokens: dict[str, list[Any]] = {}
     for name, count, length, output in (("warm-up", 1, CONTEXT, FEW), *cases()):
-        prompts = [[100 + 7 * row + place for place in range(length)] for row in range(count)]
-        params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+        prompt = [100 + place for place in range(length)]
+        params = SamplingParams(n=count, max_tokens=output, temperature=0.0, ignore_eos=True)
         control("-z")  # the counts begin with 0
         if name != "warm-up":
             control("-i", "on")
-        answers = llm.generate(prompts, params, use_tqdm=False)
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
         if name != "warm-up":
             control("-i", "off")
             control(f"--dump={name}")
-        tokens[name] = [list(answer.outputs[0].token_ids) for answer in answers]
+        tokens[name] = [list(output.token_ids) for output in answer.outputs]
     print(json.dumps(tokens))
     llm.close()
 

@@ -26,7 +26,7 @@ from tests.cli.quantize.decoded import decoded_tensors, mean_nats, transformers_
 from tests.often import often
 
 MODEL = str(embedded_model())
-LAYERS = 3
+LAYERS = 2
 FEW = ("--windows", "8", "--threads", "1")
 
 
@@ -43,7 +43,7 @@ def made(run: RunCommand, out: Path, *flags: str, model: str = MODEL) -> dict[st
 
 @pytest.fixture(scope="module")
 def short_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first three layers of the embedded model: a layer takes seconds."""
+    """The first two layers of the embedded model: a layer takes seconds."""
     from safetensors.torch import load_file, save_file
 
     folder: Path = tmp_path_factory.mktemp("short") / "model"
