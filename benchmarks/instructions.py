@@ -9,7 +9,7 @@ programs. Valgrind has no AVX512, so the kernels are those of AVX2. Each tree ru
 Those of libpenstock.so count, and as `whole` those of the process, with Python's interpreter; benchmarks/bytecodes.py
 counts what Python executes. "decode, N sequences" is per step: one prompt is sent for N choices with two limits of
 tokens, and the difference of the counts is divided by that of the limits. (N prompts do not always begin in the same
-step: that made a difference of 3% between two runs of one tree.) `same_tokens`: whether both trees generated the same.
+step, which changes the figure by up to 4%.) `same_tokens`: whether both trees generated the same.
 """
 
 import argparse
