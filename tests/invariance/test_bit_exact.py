@@ -77,7 +77,7 @@ def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int
     drafted = [predicted(wave, alone.tokens)]
     alone.check(drafted, seqs=24, speculation="ngram")
     assert machine.accepted > 0
-    alone.check(drafted, seqs=24, speculation="suffix", blocks=few_blocks, budget=48)
+    alone.check(drafted, seqs=24, speculation="suffix", blocks=few_blocks, budget=96)
     assert machine.accepted > 0 and machine.preemptions > 0
     alone.check([renamed(wave, "warm-"), wave], seqs=24, caching=True)
     assert machine.cached > 0
@@ -137,6 +137,10 @@ def test_nothing_else_counts_over_chunks_and_temperatures(variant: str, way: str
     check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
 
 
+# A window in every layer leaves few blocks for drafts.
+FEW_BLOCKS = {"phi3": 32, "starcoder2_window": 32}
+
+
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "variant",
@@ -169,7 +173,7 @@ def test_nothing_else_counts_over_chunks_and_temperatures(variant: str, way: str
 )
 def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS["fp32"])
-    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=FEW_BLOCKS.get(variant, 30))
 
 
 @pytest.mark.parametrize("variant", ["qwen3_moe", "llama_bias"])
