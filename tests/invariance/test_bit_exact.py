@@ -69,7 +69,7 @@ def check_company(alone: Alone, *, few_blocks: int, threads: int = 1) -> None:
     alone.check_resumed(seqs=24, threads=threads)
 
 
-def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int) -> None:
+def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int, budget: int = 48) -> None:
     """All ways, for a model whose sequences can share blocks and take drafts."""
     alone = Alone(machine, wave)
     check_company(alone, few_blocks=few_blocks)
@@ -77,7 +77,7 @@ def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int
     drafted = [predicted(wave, alone.tokens)]
     alone.check(drafted, seqs=24, speculation="ngram")
     assert machine.accepted > 0
-    alone.check(drafted, seqs=24, speculation="suffix", blocks=few_blocks, budget=96)
+    alone.check(drafted, seqs=24, speculation="suffix", blocks=few_blocks, budget=budget)
     assert machine.accepted > 0 and machine.preemptions > 0
     alone.check([renamed(wave, "warm-"), wave], seqs=24, caching=True)
     assert machine.cached > 0
@@ -137,10 +137,6 @@ def test_nothing_else_counts_over_chunks_and_temperatures(variant: str, way: str
     check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
 
 
-# A window in every layer leaves few blocks for drafts.
-FEW_BLOCKS = {"phi3": 32, "starcoder2_window": 32}
-
-
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "variant",
@@ -173,7 +169,9 @@ FEW_BLOCKS = {"phi3": 32, "starcoder2_window": 32}
 )
 def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS["fp32"])
-    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=FEW_BLOCKS.get(variant, 30))
+    # With less, none of phi3's drafts are accepted in a run that preempts.
+    few_blocks, budget = (32, 96) if variant == "phi3" else (30, 48)
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=few_blocks, budget=budget)
 
 
 @pytest.mark.parametrize("variant", ["qwen3_moe", "llama_bias"])
