@@ -1,5 +1,7 @@
 """Measures how long an engine's steps take, from the counters in its statistics."""
 
+from collections.abc import Collection
+
 from penstock.messages import EngineStats
 
 FADES = 0.98  # weight of what was measured before, at each new measurement
@@ -40,13 +42,15 @@ class StepRates:
         """From 0 to 1: the first steps do not tell how their time divides into the three parts."""
         return self._seen / (self._seen + ENOUGH)
 
-    def computed(self, seconds: float, tokens: int, step_tokens: int) -> int:
-        """Return how many of these prompt tokens an engine has probably computed in so many seconds of a step. Never
+    def computed(self, tokens: int, step_tokens: int, begun: Collection[float], now: float) -> int:
+        """Return how many tokens of the prompts that were begun at these times an engine has probably computed. Never
         all: their seconds are only known within NOISE, and an engine that has stopped must not seem to be free. Those
         that need several steps of at most `step_tokens` count whole, else engines with long prompts get further ones
         early, and the sequences that decode there wait for all of them."""
         rate = self.prefill_seconds
-        return int(min(seconds / rate, (1.0 - NOISE) * tokens)) if rate > 0.0 and tokens <= step_tokens else 0
+        if not begun or rate <= 0.0 or tokens > step_tokens:
+            return 0
+        return int(min((now - min(begun)) / rate, (1.0 - NOISE) * tokens))
 
     def observe(self, stats: EngineStats) -> None:
         """Take the next statistics. Those of another engine, whose counters are lower, begin a new difference."""

@@ -208,21 +208,15 @@ class Replica:
         largest = self._step_tokens * rates.prefill_seconds
         return max(LEAST_SILENCE, LONGEST_STEPS * rates.longest, LARGEST_STEPS * largest)
 
-    def _left(self, now: float) -> int:
-        """Return the uncached tokens of this front's requests that are probably not computed yet. Statistics do not say
-        how far a step has come."""
-        if not self._computing:
-            return self._prefilling
-        seconds, begun = now - min(self._computing.values()), sum(part.uncached for part in self._computing)
-        return self._prefilling - self._rates.computed(seconds, begun, self._step_tokens)
-
     def _faded(self, now: float) -> float:
         return self._recent * math.exp2((self._recent_at - now) / HALF_LIFE)
 
     def _picture(self, now: float) -> ReplicaView:
         info, stats, rates = self.engine.info, self.engine.stats(), self._rates
         booked = [part.uncached for part in self._sent if part in self.parts and not part.answered]
-        left = self._left(now)
+        begun = sum([part.uncached for part in self._computing])
+        # Statistics do not say how far a step has come.
+        left = self._prefilling - rates.computed(begun, self._step_tokens, self._computing.values(), now)
         booked_tokens = min(sum(booked), left)
         blocks = min(info.num_blocks, default=1) - 1  # block 0 is the null page
         return ReplicaView(

@@ -53,10 +53,8 @@ class ModelStatistics:
         if of_size is None:
             of_size = self.batches[rows] = [Duration() for _ in _OF_BATCH]
         for one, all_sizes, ns in zip(of_size, self._of_batches, compute, strict=True):
-            one.count += 1
-            one.ns += ns
-            all_sizes.count += requests
-            all_sizes.ns += ns * requests
+            one.add(ns)
+            all_sizes.add(ns, requests)
 
     def request(self, seconds: float, queued: float, count: int = 1) -> None:
         """Counts a request that was answered, or several that took as long."""

@@ -53,10 +53,8 @@ class _KnownReplica:
     def view(self, now: float) -> ReplicaView:
         replica, stats, rates = self.replica, self.stats, self.rates
         booked = [replica.uncached[number] for _, number in self.sent if number in replica.uncached]
-        left = replica.prefilling
-        if replica.computing:
-            begun = sum([replica.uncached[number] for number in replica.computing])
-            left -= rates.computed(now - min(replica.computing.values()), begun, replica.step_tokens)
+        begun = sum([replica.uncached[number] for number in replica.computing])
+        left = replica.prefilling - rates.computed(begun, replica.step_tokens, replica.computing.values(), now)
         tokens = min(sum(booked), left)
         return ReplicaView(
             name=replica.name,
