@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -63,14 +63,20 @@ class _Waiting(msgspec.Struct, eq=False):
     due: float | None  # when it is late
 
 
+class _Level(NamedTuple):
+    rules: LevelRules
+    queue: deque[_Waiting]
+    late: deque[_Waiting]  # those whose time is over: they run after the others of their level
+
+
 class Batcher:
     """The queue of one version of a model."""
 
     def __init__(self, rules: BatchRules) -> None:
         self.rules = rules
         self.reasons: Counter[Reason] = Counter()  # of the batches so far
-        # Of each level the requests, then those that are late, which go behind the others.
-        self._queues: list[deque[_Waiting]] = [deque() for _ in range(2 * len(rules.levels))]
+        self._levels = [_Level(each, deque(), deque()) for each in rules.levels]
+        self._queues = [queue for level in self._levels for queue in (level.queue, level.late)]  # the first runs first
         self._running: dict[int, tuple[int, ...]] = {}
         self._order: deque[int] = deque()  # requests whose results have not left, in order of arrival
         self._finished: set[int] = set()
@@ -99,9 +105,9 @@ class Batcher:
     ) -> Refusal | None:
         """Queues a request, or returns the limit that it breaks. Requests with equal `group` may share a batch. A level
         that does not exist is the default one. `rows` must be at most `max_rows`."""
-        number = level if 1 <= level <= len(self.rules.levels) else self.rules.default_level
-        rules, queue, delayed = self.rules.levels[number - 1], *self._queues[2 * number - 2 : 2 * number]
-        if rules.max_queue and len(queue) + len(delayed) >= rules.max_queue:
+        number = level if 1 <= level <= len(self._levels) else self.rules.default_level
+        rules, queue, late = self._levels[number - 1]
+        if rules.max_queue and len(queue) + len(late) >= rules.max_queue:
             return "queue"
         limit = rules.timeout
         if rules.override and timeout and (not limit or timeout < limit):
@@ -131,18 +137,18 @@ class Batcher:
         """Removes and returns the requests that have waited too long, and moves those that are only delayed."""
         if not self._timeouts:
             return []
-        late = []
-        for rules, queue, delayed in zip(self.rules.levels, self._queues[::2], self._queues[1::2], strict=True):
+        dropped = []
+        for rules, queue, late in self._levels:
             overdue = [each for each in queue if each.due is not None and each.due <= now]
             for each in overdue:
                 queue.remove(each)
                 if rules.late == "delay":
                     each.due = None
-                    delayed.append(each)
+                    late.append(each)
                 else:
                     self._forget(each)
-                    late.append(each.id)
-        return late
+                    dropped.append(each.id)
+        return dropped
 
     def due(self, now: float) -> bool:
         """Returns whether `plan` would return a batch."""
