@@ -266,6 +266,7 @@ class _GenerateRoute(_Route):
         headers = {**call.headers, **generation.usage.left_out.headers}
         if info.account is not None:
             generation.usage.price = info.account.shown_price
+            info.account.answered = generation.usage
         try:
             if call.stream:
                 silent = None if trial is None else trial.silent_seconds
@@ -275,8 +276,6 @@ class _GenerateRoute(_Route):
             return Answer(await collect(generation, call.codec, call.keep, info.unread), headers=headers)
         finally:
             info.shown = generation.shown()
-            if info.account is not None:
-                info.account.reasoning = generation.usage.reasoning_tokens or 0
 
 
 class _AnswerRoute(_Route):

@@ -1,5 +1,6 @@
 """The other API processes of a server that has several (`--api-processes`)."""
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 
@@ -26,8 +27,9 @@ class Siblings(Protocol):
     def number(self) -> int:
         """Returns the number of this process."""
 
-    async def ask(self, message: str) -> str:
-        """Returns the supervisor's reply. Raises EngineError if it has ended."""
+    def ask(self, message: str) -> Awaitable[str]:
+        """Sends the supervisor a message at once, and returns what waits for its reply. That raises EngineError if it
+        has ended."""
 
     def notify(self, message: str) -> None:
         """Sends the supervisor what has no reply of interest."""

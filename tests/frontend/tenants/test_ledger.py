@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from penstock.frontend.tenants import request_log
 from penstock.frontend.tenants.ledger import FIELDS, FILE, Ledger, LedgerRow, open_ledger, quota_counters, summary
 from penstock.frontend.tenants.quotas import Quotas, counter_key, window
 from penstock.messages import ComputeUsage, RequestTiming, TokenDelta
-from tests.frontend.tenants.conftest import TenantSite
+from tests.frontend.tenants.conftest import ASK, TenantSite
 from tests.frontend.test_batches import begin, ended, line
 from tests.patience import PATIENCE
 
@@ -51,6 +52,34 @@ async def test_a_row_has_what_the_request_used(tenant_site: Sites) -> None:
     assert usage["cost"] == pytest.approx(cost / 1e6)
     assert 0 < row["ttft_ms"] <= row["total_ms"]
     assert answer.json()["id"].endswith(row["id"])
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 16}], ids=["whole", "streamed", "large"])
+async def test_a_row_goes_before_the_end_of_its_answer(
+    tenant_site: Sites, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """So nothing that was answered is in no ledger, whenever the process is killed."""
+    monkeypatch.setattr("penstock.frontend.http.response.SMALL_ANSWER", 1000)
+    site, order = tenant_site({"a": {}}), list[str]()
+    app = site.site.app
+    assert app.office is not None
+    finish = app.office.books.finish
+    monkeypatch.setattr(app.office.books, "finish", lambda *row: (order.append("row"), finish(*row)))
+
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        async def sends(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                order.append("part" if message.get("more_body", False) else "end")
+            await send(message)
+
+        await app(scope, receive, sends)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(noted), base_url="http://localhost") as http:
+        body = {**ASK, **fields}
+        assert (await http.post("/v1/completions", json=body, headers=site.headers("a/default"))).status_code == 200
+    assert order.count("row") == 1 and order[-1] == "end"
+    assert order.index("row") == (len(order) - 2 if "stream" in fields else 0)
+    assert ("part" in order) is bool(fields)
 
 
 async def test_batches_are_accounted_to_their_owner(tenant_site: Sites) -> None:

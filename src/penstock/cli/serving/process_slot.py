@@ -127,6 +127,11 @@ class ProcessSlot:
         if (connection := self._connections.pop(hub.version, None)) is not None:
             connection.close()
 
+    async def read_rest(self) -> None:
+        """Takes what the process had sent before it ended: rows of the ledger among it."""
+        if self._link is not None:
+            await self._link.read_rest()
+
     def ended(self) -> tuple[Counts, float]:
         """Forgets the process that has ended. Returns what it had counted, and its processor seconds."""
         for connection in self._connections.values():

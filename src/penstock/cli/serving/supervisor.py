@@ -183,6 +183,7 @@ class Supervisor:
             watching = asyncio.create_task(slot.watch())
             try:
                 status = await slot.api.ended()
+                await slot.read_rest()
             finally:
                 watching.cancel()
             if self._owner is not None:

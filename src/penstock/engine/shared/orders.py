@@ -7,6 +7,7 @@ its own, see `hub`.
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -26,6 +27,7 @@ from penstock.messages import ControlAnswer, EngineError
 from penstock.tasks import spawn
 
 ORDERS = 0  # the channel; versions have higher numbers
+REST_SECONDS = 1.0  # to read what a process has sent before it ended
 GONE = "the process that has the engine has ended"
 
 
@@ -34,7 +36,8 @@ class ApiLink:
 
     def __init__(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
         """`answer` returns the reply to a request of the process. Raises ValueError or EngineError."""
-        self._channel = mux.open(ORDERS, self._take)
+        self._over = asyncio.Event()
+        self._channel = mux.open(ORDERS, self._take, self._over.set)
         self._answer = answer
         self._counts: asyncio.Future[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,6 +51,12 @@ class ApiLink:
             self._counts = asyncio.get_running_loop().create_future()
             self.send(Order("count"))
         return await asyncio.shield(self._counts)
+
+    async def read_rest(self) -> None:
+        """Take all that a process sent before it ended, its last rows of the ledger among it."""
+        with suppress(TimeoutError):  # a process that it started could hold its socket open
+            await asyncio.wait_for(self._over.wait(), REST_SECONDS)
+        await asyncio.sleep(0)  # all is begun: each message has a task
 
     def close(self) -> None:
         """Note that the process has ended. May be called twice."""
@@ -80,13 +89,13 @@ class SupervisorLink:
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
 
-    async def ask(self, message: str) -> str:
-        """Return the supervisor's reply. Raises RequestRejected, and EngineError if the supervisor has ended."""
+    def ask(self, message: str) -> Awaitable[str]:
+        """Send a message, and return what waits for the supervisor's reply. That raises RequestRejected, and
+        EngineError if the supervisor has ended."""
         serial = next(self._serials)
         reply = self._replies[serial] = asyncio.get_running_loop().create_future()
         self._channel.send(encode(Ask(serial, message)))
-        text: str = await reply
-        return text
+        return reply
 
     def notify(self, message: str) -> None:
         """Send what has no reply of interest."""

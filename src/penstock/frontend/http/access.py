@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -173,11 +174,13 @@ class Access:
         origin = self._cors.allowed(scope)
         ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
         info.headers += (*ids, *self._cors.headers(origin))
+        before_end = None if self.office is None else partial(self._record, scope, info)
+        answer = ResponseTracker(send, info.headers, unread, lasting=inner is not None, before_end=before_end)
+        send = answer.send
         if self.office is not None and self.office.books.audits:
             receive, send = digesting(info, receive, send)
-        answer = ResponseTracker(send, info.headers, unread, lasting=inner is not None)
         try:
-            await self._admit(scope, receive, answer.send, origin)
+            await self._admit(scope, receive, send, origin)
         except Exception as error:
             failure = as_api_error(error, self.limits.retry_after)
             info.error = failure.code or str(failure.status)
@@ -185,13 +188,13 @@ class Access:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
                 encoded = self._encode_error(failure, scope)
-                await respond(answer.send, encoded.status, encoded.body, headers=failure.http_headers())
+                await respond(send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
             if inner is None:
                 unread.release()
-            self._record(scope, info, answer.status)
+            self._end(scope, info, answer.status)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, origin: bytes | None) -> None:
         """`origin` is that of the page that sends the request, if it is an allowed one."""
@@ -326,13 +329,19 @@ class Access:
         _log.info("request", extra={"fields": fields})
         return self._encode_error(error, None).body
 
-    def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
-        code = _CLIENT_GONE if info.client_gone or status is None else status
+    def _record(self, scope: Scope, info: RequestInfo, code: int) -> None:
+        """Records a request for its tenant before its client has all of the answer: a process that is killed then has
+        answered nothing that is in no ledger."""
         route = self._route_of(scope["path"])
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        if self.office is not None and not info.recorded and route.encode() not in OPEN_PATHS:
+            info.recorded = True
+            self.office.record(info, _method(scope), route, code, self._proxies.client(scope))
+
+    def _end(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
+        code = _CLIENT_GONE if info.client_gone or status is None else status
+        route, method = self._route_of(scope["path"]), _method(scope)
         self._metrics.http_request(method, route, code)
-        if self.office is not None and route.encode() not in OPEN_PATHS:
-            self.office.record(info, method, route, code, self._proxies.client(scope))
+        self._record(scope, info, code)
         if info.trace is not None:
             info.trace.attributes |= {
                 "http.request.method": method,
@@ -362,6 +371,11 @@ class Access:
             fields["key"] = info.key
         fields |= info.shown
         _log.info("request", extra={"fields": fields})
+
+
+def _method(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in _METHODS else "other"
 
 
 def _connected() -> bool:

@@ -1,6 +1,6 @@
 """Adds headers to a response, and counts a large one until its client has read it."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from penstock.frontend.http.asgi import Headers, Message, Send
 from penstock.frontend.http.buffers import SMALL_ANSWER, HeldBytes
@@ -9,11 +9,21 @@ from penstock.frontend.http.buffers import SMALL_ANSWER, HeldBytes
 class ResponseTracker:
     """Sends a response with more headers, and holds its status and whether it is complete."""
 
-    __slots__ = ("_headers", "_lasting", "_send", "_unread", "complete", "status")
+    __slots__ = ("_before_end", "_headers", "_lasting", "_send", "_unread", "complete", "status")
 
-    def __init__(self, send: Send, headers: Headers, unread: HeldBytes, *, lasting: bool) -> None:
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        unread: HeldBytes,
+        *,
+        lasting: bool,
+        before_end: Callable[[int], None] | None = None,
+    ) -> None:
         """`unread` counts the bytes of the response. `lasting`: what was sent stays in memory, so the caller releases
-        `unread`; else it is released when the client has read a large body."""
+        `unread`; else it is released when the client has read a large body. `before_end` is called with the status
+        before the client can have all of an answer."""
+        self._before_end = before_end
         self._lasting = lasting
         self._send = send
         self._headers = headers
@@ -37,6 +47,8 @@ class ResponseTracker:
             message["headers"] = [*message.get("headers", ()), *self._headers]
         else:
             self.complete = True
+            if self._before_end is not None and message["type"] == "http.response.body":
+                self._before_end(self.status or 0)
         return self._send(message)
 
     async def _send_large(self, message: Message) -> None:
@@ -45,6 +57,8 @@ class ResponseTracker:
         body: bytes = message["body"]
         more: bool = message.get("more_body", False)
         self._unread.become(len(body))
+        if self._before_end is not None and not more:
+            self._before_end(self.status or 0)
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self.complete = not more
         await self._send({"type": "http.response.body", "body": b"", "more_body": more})  # waits for the client

@@ -17,6 +17,7 @@ from penstock.frontend.tenants.quotas import NANO, Amounts
 from penstock.messages import ComputeUsage, EngineClient, EngineError, GenerateRequest, RequestRejected, TokenDelta
 
 if TYPE_CHECKING:
+    from penstock.frontend.generation import Usage
     from penstock.frontend.tenants.office import TenantOffice
 
 _NO_USE = ComputeUsage()
@@ -69,7 +70,7 @@ class RequestAccount:
         self.grant, self.wire, self.id = grant, wire, answer_id
         self.cost = 0  # billionths of the currency
         self.asked = False  # it has asked for the engine
-        self.reasoning = 0  # tokens
+        self.answered: Usage | None = None  # what the answer says of its tokens
         self._office, self._headers = office, headers
         self._share = grant.file.share(grant.entry, batch=batch)
         self._price = grant.file.price(today())
@@ -183,7 +184,7 @@ class RequestAccount:
             cached=sum(use.cached for use in started),
             computed=sum(each.computed for each in usage),
             output=sum(sum(use.outputs.values()) for use in started),
-            reasoning=self.reasoning,
+            reasoning=0 if self.answered is None else self.answered.reasoning_tokens or 0,
             rejected=sum(each.rejected for each in usage),
             repeated=sum(each.repeated for each in usage),
             step_ms=1000 * seconds,

@@ -5,7 +5,7 @@ One process has them. With several API processes that is the supervisor, which t
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,11 +34,12 @@ class Books(Protocol):
     async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         """Reserves what a request may use, see Quotas. Raises APIError 503 if the counters cannot be reached."""
 
-    async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
-        """Writes the row of a request that has ended, and settles what was reserved for it."""
+    def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
+        """Writes the row of a request that has ended, and settles what was reserved for it. When this returns, the end
+        of this process loses no row: with several API processes, the supervisor gets it."""
 
-    async def written(self, row: LedgerRow) -> None:
-        """Writes a row of the ledger, and returns when it is committed."""
+    def written(self, row: LedgerRow) -> Awaitable[object]:
+        """Writes a row of the ledger in the same way. Returns what waits until it is committed."""
 
     def audit(self, event: str, fields: dict[str, Any]) -> None: ...
 
@@ -79,17 +80,18 @@ class LocalBooks:
     async def reserve(self, name: str, tenant: str, limits: QuotaLimits, amounts: Amounts) -> QuotaDecision:
         return self._quotas.reserve(name, tenant, limits, amounts, self._now())
 
-    async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
+    def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
         for each in settled:
             self._quotas.settle(each.name, each.used)
         if row is not None:
             self._keep(row)
 
-    async def written(self, row: LedgerRow) -> None:
+    def written(self, row: LedgerRow) -> Awaitable[object]:
         loop, committed = asyncio.get_running_loop(), asyncio.Event()
         self._keep(row, lambda: loop.call_soon_threadsafe(committed.set))
-        if self._ledger is not None:
-            await committed.wait()
+        if self._ledger is None:
+            committed.set()
+        return committed.wait()
 
     def audit(self, event: str, fields: dict[str, Any]) -> None:
         if self._audit is not None:
@@ -112,7 +114,7 @@ class LocalBooks:
         elif record.row is not None and command == "written":
             await self.written(record.row)
         else:
-            await self.finish(record.row, record.settled)
+            self.finish(record.row, record.settled)
         return ""
 
     def ended(self, process: int) -> None:
@@ -159,13 +161,13 @@ class RemoteBooks:
         answer = await self._siblings.ask(f"reserve {msgspec.json.encode(request).decode()}")
         return msgspec.json.decode(answer, type=QuotaDecision)
 
-    async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
+    def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
         """In one message: if this process is killed, there is a row for what is settled, and for nothing else."""
         own = [Settlement(self._prefix + each.name, each.tenant, each.used) for each in settled]
         self._siblings.notify(_message("record", _Record(row, own)))
 
-    async def written(self, row: LedgerRow) -> None:
-        await self._siblings.ask(_message("written", _Record(row)))
+    def written(self, row: LedgerRow) -> Awaitable[object]:
+        return self._siblings.ask(_message("written", _Record(row)))
 
     def audit(self, event: str, fields: dict[str, Any]) -> None:
         self._siblings.notify(_message("record", _Record(event=event, fields=fields)))

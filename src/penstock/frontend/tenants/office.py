@@ -20,7 +20,6 @@ from penstock.frontend.tenants.limits import quota_error, rate_headers
 from penstock.frontend.tenants.quotas import LIFE, Amounts, Settlement
 from penstock.frontend.tenants.tenant_keys import TenantKeys
 from penstock.messages import EngineClient, TokenDelta
-from penstock.tasks import spawn
 
 LAST_SECONDS = 2.0  # for the engine to say what an aborted request has used
 _UNLIMITED = QuotaLimits()
@@ -51,7 +50,6 @@ class TenantOffice:
         self.keys, self.books, self._region = keys, books, region
         self._ledger, self._refused = ledger, False
         self._reading = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._watched: dict[str, tuple[EngineUse, RequestAccount, asyncio.TimerHandle]] = {}
 
     def open(self, grant: Grant, wire: str, answer_id: str, headers: Headers) -> RequestAccount:
@@ -87,7 +85,7 @@ class TenantOffice:
     def finish(self, grant: Grant, row: LedgerRow | None, used: Mapping[str, Amounts]) -> None:
         """Writes the row of a request that has ended, and settles what was `used` by the names of its reservations."""
         settled = [Settlement(name, grant.tenant, amounts) for name, amounts in used.items()]
-        spawn(self._tasks, self.books.finish(row, settled if grant.entry.limits != _UNLIMITED else []))
+        self.books.finish(row, settled if grant.entry.limits != _UNLIMITED else [])
 
     async def usage(self, tenant: str, since: float) -> list[dict[str, Any]]:
         """Returns what a tenant ("": each) has used since a time, by hours."""
@@ -126,8 +124,6 @@ class TenantOffice:
         """Settles what is left."""
         for name in list(self._watched):
             self._settle_watched(name)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
         await self.books.close()
 
     def _take(self, delta: TokenDelta) -> None:

@@ -35,6 +35,7 @@ from penstock.frontend.tenants.quotas import (
     refusal,
 )
 from penstock.messages import EngineError
+from penstock.tasks import spawn
 
 SECONDS = 2.0  # for an answer of Redis
 LEASE_MINUTES = 10  # that a lease covers
@@ -45,6 +46,7 @@ _PARTS = {"minute": 50, "day": 500, "month": 5000, "concurrent": 50}  # a lease 
 _PREFIX = "penstock:quota:"
 _CLOCK_SECONDS = 60.0  # between comparisons of the clocks
 _LEDGER_SECONDS = 30.0  # that a settlement waits for the ledger
+_LAST_SECONDS = 2.0  # for settlements when the server is stopped
 _log = logging.getLogger("penstock.tenants")
 _Row = tuple[str, int, str, int, int]
 
@@ -136,6 +138,7 @@ class RedisBooks:
         self._unsettled: dict[str, dict[str, Amounts]] = {}  # by tenant and row
         for each in unsettled:
             self._unsettled.setdefault(each.tenant, {})[each.name] = each.used
+        self._tasks: set[asyncio.Task[None]] = set()
         self._leases: dict[str, _Lease] = {}  # by tenant
         self._leased: dict[str, _Lease] = {}  # by the name of a reservation
         self._ahead = 0.0  # of Redis's clock before time.monotonic()
@@ -177,14 +180,18 @@ class RedisBooks:
             refused = refusal(charges[code - 1], used[0], now)
         return self._from_lease(name, tenant, amounts, now) or refused
 
-    async def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
+    def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
         """See Books. Redis outlives this server: it gets a settlement only when the ledger has the row."""
-        if row is not None and not settled:
-            await self._books.finish(row, ())
-        elif row is not None:
+        if not settled:
+            self._books.finish(row, ())
+        else:
+            spawn(self._tasks, self._settle_all(settled, None if row is None else self._books.written(row)))
+
+    async def _settle_all(self, settled: Sequence[Settlement], written: Awaitable[object] | None) -> None:
+        if written is not None:
             try:
                 async with asyncio.timeout(_LEDGER_SECONDS):
-                    await self._books.written(row)
+                    await written
             except TimeoutError:
                 pass  # the disk is full: the row waits in memory, and the tenant's place must not
             except EngineError:
@@ -197,7 +204,9 @@ class RedisBooks:
             await self._settle_patiently(each.tenant, name, used)
 
     async def close(self) -> None:
-        """Gives the leases back."""
+        """Settles what is left, and gives the leases back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_SECONDS)
         self._retry = 0.0  # there is no later time to try again
         for tenant, lease in self._leases.items():
             with contextlib.suppress(APIError):
