@@ -14,6 +14,8 @@ routes   two engines on this machine, and traffic whose prompts share prefixes: 
          one cache without a limit would have. `alone`: the same prompts one after the other, with `cost`: nothing
          waits, and what was sent before is cached, so no router is better. `later`: without the first visit of each
          document or conversation, which is cold with any router
+loads    the same engines and traffic, but the prompts come at random times (Poisson), at shares of the rate that
+         `round-robin` reaches when 16 prompts are there at any time
 """
 
 import asyncio
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ CHOICES = 2000
 MODEL = "python-8m"  # of `link`
 ROUTED, KV_BYTES = "smollm2-135m", "120MiB"  # of `routes`: 12 documents of 640 tokens fit into two caches, not into one
 FLAGS = ("--max-num-seqs", "64", "--threads", "1")
+LOADS = 0.25, 0.5, 0.75, 0.9
 SIDES = {"cost": ("cost", 2), "round-robin": ("round-robin", 2), "alone": ("cost", 1)}  # route, prompts at a time
 
 
@@ -257,16 +260,22 @@ async def front(route: str, addresses: list[str]) -> AsyncIterator[FleetClient]:
         await fleet.close()
 
 
-async def run(route: str, at_once: int, addresses: list[str], traffic: Traffic) -> dict[str, float]:
+async def run(
+    route: str, at_once: int, addresses: list[str], traffic: Traffic, starts: Sequence[float] = ()
+) -> dict[str, float]:
+    """Sends the prompts, at most so many at a time. `starts` are the seconds at which they come; none: at once."""
     async with front(route, addresses) as fleet:
         await fleet.control(ResetCache())
-        gate = asyncio.Semaphore(at_once)
+        gate, began = asyncio.Semaphore(at_once), time.perf_counter()
 
         async def one(number: int, prompt: tuple[int, ...]) -> tuple[float, int, float]:
+            if starts:
+                await asyncio.sleep(began + starts[number] - time.perf_counter())
             async with gate:
                 return await read(fleet, f"{route}-{number}", prompt, 8)
 
         results = await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(traffic.prompts)))
+        seconds = time.perf_counter() - began
         computed = [each.prompt_tokens for each in fleet.replicas]
         cached = sum(result[1] for result in results)
         times = [result[0] for result in results]
@@ -275,17 +284,59 @@ async def run(route: str, at_once: int, addresses: list[str], traffic: Traffic) 
             "ttft": statistics.mean(times),
             "ttft_later": statistics.mean(times[traffic.first :]),
             "ttft_p50": statistics.median(times),
+            "ttft_p99": sorted(times)[int(0.99 * len(times))],
+            "rate": len(times) / seconds,
             "share_of_largest": max(computed) / sum(computed),
         }
 
 
-async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+@contextlib.asynccontextmanager
+async def routed() -> AsyncIterator[tuple[list[str], int, int]]:
+    """Two engines: their addresses, the size of their vocabulary, and the tokens that fit into the cache of one."""
     with hosts(ROUTED, 2, "--max-model-len", "1024", "--kv-cache-memory", KV_BYTES) as running:
         addresses = [address for _, address in running]
         client = await connect_engine(addresses[0], "")
         vocab, tokens = client.info.vocab_size, (min(client.info.num_blocks) - 1) * client.info.block_size
         await client.close()
+        yield addresses, vocab, tokens
+
+
+async def measure_loads(rounds: int, kinds: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    async with routed() as (addresses, vocab, _):
+        for kind in kinds:
+            runs: dict[str, list[dict[str, float]]] = {}
+            for turn in range(rounds):
+                traffic, source = Traffic(kind, vocab, turn), random.Random(turn)
+                most = (await run("round-robin", 16, addresses, traffic))["rate"]
+                gaps = [source.expovariate(1.0) for _ in traffic.prompts]
+                for load in LOADS:
+                    starts = list(itertools.accumulate(gap / load / most for gap in gaps))
+                    for route in ("cost", "round-robin")[:: 1 if turn % 2 else -1]:
+                        result = await run(route, len(starts), addresses, traffic, starts)
+                        runs.setdefault(f"{route} {load}", []).append(result)
+            found[kind] = [
+                {"load": load}
+                | {
+                    f"{name} {route}": round(statistics.median(each[name] for each in runs[f"{route} {load}"]), 4)
+                    for route in ("cost", "round-robin")
+                    for name in ("rate", "reuse", "ttft", "ttft_p50", "ttft_p99")
+                }
+                | {
+                    f"{name}_ratio": sorted(
+                        round(other[name] / own[name], 2)
+                        for own, other in zip(runs[f"cost {load}"], runs[f"round-robin {load}"], strict=True)
+                    )
+                    for name in ("ttft", "ttft_p50", "ttft_p99")
+                }
+                for load in LOADS
+            ]
+    return found
+
+
+async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    async with routed() as (addresses, vocab, tokens):
         for kind in kinds:
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
             for turn in range(rounds):
@@ -313,9 +364,9 @@ async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--only", default="choose,link,routes", help="parts, with commas between them")
+    arguments.add_argument("--only", default="choose,link,routes,loads", help="parts, with commas between them")
     arguments.add_argument("--rounds", type=int, default=5, help="turns of each kind (5)")
-    arguments.add_argument("--traffic", default="documents,conversations", help="of routes")
+    arguments.add_argument("--traffic", default="documents,conversations", help="of routes and loads")
     given = arguments.parse_args()
     result: dict[str, Any] = {"benchmark": "fleet"}
     parts = given.only.split(",")
@@ -325,6 +376,8 @@ def main() -> None:
         result["link"] = asyncio.run(measure_link(given.rounds))
     if "routes" in parts:
         result["routes"] = asyncio.run(measure_routes(given.rounds, given.traffic.split(",")))
+    if "loads" in parts:
+        result["loads"] = asyncio.run(measure_loads(given.rounds, given.traffic.split(",")))
     write(result, given.json)
 
 
