@@ -5,6 +5,7 @@ All characters were in Unicode 14, or are in no version: later ones are letters 
 
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 COUNT = 10_000  # texts for each vocabulary
 SEED = 16
@@ -202,6 +203,11 @@ _MIMICS = (
 
 def texts(special: Sequence[str], count: int = COUNT, seed: int = SEED) -> list[str]:
     """The first `count` texts of a seed. `special` are the vocabulary's special tokens; some texts contain them."""
+    return list(_texts(tuple(special), count, seed))
+
+
+@lru_cache(8)
+def _texts(special: tuple[str, ...], count: int, seed: int) -> list[str]:
     draw = random.Random(seed)
     return ["".join(_part(draw, special) for _ in range(_parts(draw))) for _ in range(count)]
 

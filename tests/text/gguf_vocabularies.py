@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from tests.text.gguf_strings import texts
@@ -19,18 +20,10 @@ def pairs_of_bytes(pre: str) -> dict[str, Any]:
 
     Longer tokens have no merges: they appear only where a piece that is a token is taken whole.
     """
-    draw = random.Random("pairs")
-    pairs = []
-    for a in range(_UTF8_BYTES):
-        for b in range(_UTF8_BYTES):
-            both_ascii, none_ascii = max(a, b) < 0x80, min(a, b) >= 0x80
-            if draw.random() < (0.5 if both_ascii else 0.2 if none_ascii else 0.05):
-                pairs.append((_ALPHABET[a], _ALPHABET[b]))
-    draw.shuffle(pairs)
     words = ["Ġthe", "Hello", "Ġworld", "ĠHello", "123", "ĠI", "iPhone", "ĠĠĠĠ", "===", "ĊĊĊ"]
     tokens = [*(char for byte, char in _ALPHABET.items() if byte not in (0x0B, 0xE2)), "<|end|>", "<|bos|>", "<think>"]
     known = set(tokens)
-    pairs = [(a, b) for a, b in pairs if a in known and b in known]
+    pairs = [(a, b) for a, b in _pairs() if a in known and b in known]
     kinds = [NORMAL] * (len(tokens) - 3) + [CONTROL, CONTROL, USER_DEFINED]
     tokens += [a + b for a, b in pairs] + words
     kinds += [NORMAL] * (len(tokens) - len(kinds))
@@ -43,6 +36,19 @@ def pairs_of_bytes(pre: str) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": tokens.index("<|bos|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|end|>"),
     }
+
+
+@cache
+def _pairs() -> list[tuple[str, str]]:
+    draw = random.Random("pairs")
+    pairs = []
+    for a in range(_UTF8_BYTES):
+        for b in range(_UTF8_BYTES):
+            both_ascii, none_ascii = max(a, b) < 0x80, min(a, b) >= 0x80
+            if draw.random() < (0.5 if both_ascii else 0.2 if none_ascii else 0.05):
+                pairs.append((_ALPHABET[a], _ALPHABET[b]))
+    draw.shuffle(pairs)
+    return pairs
 
 
 def channels() -> dict[str, Any]:
