@@ -37,7 +37,7 @@ def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
         (file for file in OPTIONAL if Path(file).stem.removeprefix("isa_") not in instruction_sets()),
         (*AVX2, f"-I{EMULATION}", "-Wno-psabi"),
     )
-    # Unoptimised, it compiles in seconds and is fast enough. Inlined, unoptimised kernels would take three times as long.
+    # Unoptimised, it compiles in seconds and is fast enough. With inlining, it would take three times as long.
     flags = ("-O0", "-Dalways_inline=unused", "-DPENSTOCK_EMULATED", *flags)
     made_from = hashlib.sha256(repr((digest(), compiler(), flags, emulated)).encode())
     for file in sorted(EMULATION.iterdir()):
