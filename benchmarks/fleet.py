@@ -52,7 +52,7 @@ CHOICES = 2000
 MODEL = "python-8m"  # of `link`
 ROUTED, KV_BYTES = "smollm2-135m", "120MiB"  # of `routes`: 12 documents of 640 tokens fit into two caches, not into one
 FLAGS = ("--max-num-seqs", "64", "--threads", "1")
-LOADS = 0.25, 0.5, 0.75, 0.9
+LOADS = 0.5, 0.75, 0.9
 SIDES = {"cost": ("cost", 2), "round-robin": ("round-robin", 2), "alone": ("cost", 1)}  # route, prompts at a time
 
 

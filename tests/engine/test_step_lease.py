@@ -222,7 +222,7 @@ async def priorities(config: EngineConfig) -> set[float]:
     have this process's own soon: a thread that loaded at a low priority needs time that others take to end."""
     starting, seen = asyncio.create_task(spawn(config)), set[float]()
     while not starting.done():
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
         for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             seen |= thread_priorities(child)
     client = await starting
