@@ -30,7 +30,7 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
-from penstock.frontend.http.disconnect import while_connected
+from penstock.frontend.http.disconnect import WhileConnected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.providers.fallbacks import Fallbacks, Trial
 from penstock.frontend.registry import ModelRegistry
@@ -231,7 +231,7 @@ class _GenerateRoute(_Route):
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
             trial = None if site.fallbacks is None else Trial(site.fallbacks, body)
-            async with while_connected(receive):
+            with WhileConnected(receive):
                 while True:
                     try:
                         with site.context(scope, self._wire, held, check_generates, trial) as context:
@@ -288,7 +288,7 @@ class _AnswerRoute(_Route):
             body = b""
             if _has_body(scope):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive):
+            with WhileConnected(receive):
                 with site.context(scope, self._wire, held) as context:
                     made: bytes | Answer | StreamedAnswer = await answer(body, context)
                 if isinstance(made, StreamedAnswer):

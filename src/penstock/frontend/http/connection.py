@@ -8,6 +8,7 @@ It also answers malformed HTTP with plain text, where every other error of this 
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, cast
 
 import httptools
@@ -127,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_is_known:
             return
         # The parser may get headers and body at once, so the number of bytes received is not the size of the headers.
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self.url) + 4 * len(self.headers) + sum(map(len, chain.from_iterable(self.headers)))
         if size > self._limits.max_header_bytes:
             raise self._headers_too_large()
         _check_authority(self.url, self.headers)
