@@ -42,6 +42,7 @@ class _Waiter(msgspec.Struct, eq=False):
 
     request: InferRequest
     rows: int
+    size: int  # bytes of its inputs
     result: "asyncio.Future[InferResult]"
     arrived: float
     began: float = 0.0
@@ -102,7 +103,7 @@ class BatchedModel:
             raise QueueFull(
                 f"Exceeds maximum queue size: the queue of model {self.name!r} is full; try again later", RETRY_SECONDS
             )
-        waiter = _Waiter(request, rows, asyncio.get_running_loop().create_future(), now)
+        waiter = _Waiter(request, rows, size, asyncio.get_running_loop().create_future(), now)
         self._waiters[number] = waiter
         self._most = max(self._most, len(self._waiters))
         self._schedule()
@@ -220,9 +221,8 @@ class BatchedModel:
         is no room."""
         last = then[-1].batches if then else self
         requests = [waiter.request for waiter in waiters]
-        sizes = [sum(len(request.inputs[i].data) for request in requests) for i in range(len(requests[0].inputs))]
-        total = sum(map(_aligned, sizes))
-        rows = sum(waiter.rows for waiter in waiters)
+        total = _aligned(sum([waiter.size for waiter in waiters])) + 64 * len(requests[0].inputs)  # each is aligned
+        rows = sum([waiter.rows for waiter in waiters])
         room = MIN_ROOM + _aligned(last._row_bytes * rows) + 64 * len(last._outputs)
         arena = self._process.arena
         region = arena.take(total + room)
@@ -265,7 +265,8 @@ class BatchedModel:
         if self._user is not None:
             self._pool.give(self._user)
             self._freed()
-        self.pump()  # the next batch runs while results are sent
+        if self.batcher.waiting or self._blocked is not None:
+            self.pump()  # the next batch runs while results are sent
         self._leave(leaving)
 
     def _run_alone(self, batch: Batch, waiters: list[_Waiter]) -> None:
