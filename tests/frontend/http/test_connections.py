@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,34 @@ async def test_headers_beyond_the_limit(make_site: Callable[..., Site], start: b
         writer.write(b"y" * 600)
         assert await asyncio.wait_for(status_of(reader), PATIENCE) == 431
         await asyncio.wait_for(reader.read(), PATIENCE)  # and the connection ends
+
+
+async def test_head_and_body_of_an_answer_are_one_packet(site: Site) -> None:
+    """Also behind 100 Continue. The answer to HEAD has a length and no body."""
+    post = request("/v1/completions", {"prompt": "hello", "max_tokens": 1})
+    async with live(site) as port, connection(port) as (reader, writer):
+
+        def packets() -> int:
+            """How many with data have arrived."""
+            facts = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+            return int.from_bytes(facts[152:156], sys.byteorder)
+
+        async def ask(sent: bytes) -> tuple[bytes, bytes]:
+            before = packets()
+            writer.write(sent)
+            head, _, body = (await asyncio.wait_for(reader.read(1 << 16), PATIENCE)).partition(b"\r\n\r\n")
+            assert packets() == before + 1
+            return head, body
+
+        head, body = await ask(post)
+        assert head.startswith(b"HTTP/1.1 200 ") and len(body) == int(head.split(b"content-length: ")[1].split()[0]) > 0
+        start, _, sent = post.partition(b"\r\n\r\n")
+        assert await ask(start + b"\r\nexpect: 100-continue\r\n\r\n") == (b"HTTP/1.1 100 Continue", b"")
+        head, body = await ask(sent)
+        assert head.startswith(b"HTTP/1.1 200 ") and json.loads(body)["object"] == "text_completion"
+        head, body = await ask(b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: 0" not in head and not body
+        assert (await ask(post))[0].startswith(b"HTTP/1.1 200 ")
 
 
 async def test_large_bodies_within_the_limit_are_no_large_headers(site: Site) -> None:
