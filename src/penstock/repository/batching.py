@@ -242,7 +242,7 @@ class BatchedModel:
             waiter.began = now
         wanted = _wanted(requests, self._outputs)
         order = RunBatch(0, self.model, places, wanted, region + total, room)
-        order.then = [step.order(rows) for step in then]
+        order.then = [step.order for step in then]
         self._process.submit(order, region, self._hang_seconds, done)
         return True
 
@@ -365,10 +365,11 @@ def _group(request: InferRequest) -> Hashable:
 
 def _wanted(requests: list[InferRequest], outputs: tuple[str, ...]) -> tuple[str, ...]:
     """The outputs to compute: those that a request needs."""
-    if any(not request.outputs for request in requests):
+    asked = {request.outputs for request in requests}
+    if () in asked:
         return outputs
-    names = {name for request in requests for name in request.outputs}
-    return tuple(name for name in outputs if name in names)
+    names = set().union(*asked)
+    return tuple([name for name in outputs if name in names])
 
 
 def _divided(data: memoryview, place: TensorPlace, counts: list[int]) -> list[Bytes]:

@@ -14,13 +14,13 @@ class Duration:
 
     __slots__ = ("count", "ns")
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.ns = 0
+    def __init__(self, count: int = 0, ns: int = 0) -> None:
+        self.count = count
+        self.ns = ns
 
-    def add(self, ns: int, count: int = 1) -> None:
-        self.count += count
-        self.ns += ns * count
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
 
     def fields(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
@@ -36,8 +36,9 @@ class ModelStatistics:
         self.inferences = 0  # rows
         self.executions = 0  # batches
         self.last = 0  # milliseconds since the epoch
-        self.cache_hit, self.cache_miss = Duration(), Duration()
-        self._success, self._fail, self._queue = Duration(), Duration(), Duration()
+        self.cache_hit, self.cache_miss, self._fail = Duration(), Duration(), Duration()
+        self._answered = 0  # requests
+        self._answered_ns = self._queued_ns = 0  # sums of their times
         self.failures = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)  # requests, by reason
         self._batches: dict[tuple[int, int], list[int]] = {}  # by rows and requests: the count, and sums of the times
         self.latency = Histogram(REQUEST_SECONDS)
@@ -59,8 +60,9 @@ class ModelStatistics:
 
     def request(self, seconds: float, queued: float, count: int = 1) -> None:
         """Counts a request that was answered, or several that took as long."""
-        self._success.add(int(seconds * 1e9), count)
-        self._queue.add(int(queued * 1e9), count)
+        self._answered += count
+        self._answered_ns += int(seconds * 1e9) * count
+        self._queued_ns += int(queued * 1e9) * count
         self.latency.observe(seconds, count)
 
     @property
@@ -71,9 +73,14 @@ class ModelStatistics:
             for one, ns in zip(compute, times, strict=True):
                 one.count += count * requests
                 one.ns += ns * requests
-        found = {"success": self._success, "fail": self._fail, "queue": self._queue}
-        found |= zip(_OF_BATCH, compute, strict=True)
-        return {**found, "cache_hit": self.cache_hit, "cache_miss": self.cache_miss}
+        return {
+            "success": Duration(self._answered, self._answered_ns),
+            "fail": self._fail,
+            "queue": Duration(self._answered, self._queued_ns),
+            **dict(zip(_OF_BATCH, compute, strict=True)),
+            "cache_hit": self.cache_hit,
+            "cache_miss": self.cache_miss,
+        }
 
     @property
     def batches(self) -> Mapping[int, Sequence[Duration]]:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from penstock.messages.tensors import MemberModel
+from penstock.repository.backend.wire import RunNext
 from penstock.repository.chains import NextStep
 from penstock.repository.oneshot import OneShotModel
 from penstock.repository.pipelines.nodes import ModelNode, PipelineCall, PipelineNode, PlannedNode, Tensors
@@ -81,4 +82,4 @@ def _next_step(
         if (there.datatype, shape) != (spec.datatype, spec.shape[1:]) or -1 in shape or spec.datatype == "BYTES":
             return None
         inputs.append((spec.name, there.name, shape))
-    return NextStep(other, tuple(inputs), tuple(node.outputs))
+    return NextStep(other, RunNext(other.model, tuple(inputs), tuple(node.outputs)))
