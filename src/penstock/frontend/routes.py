@@ -84,13 +84,14 @@ class Site:
         awake. `check` raises the error for a model that cannot do what the route does. `trial` chooses the model.
         """
         entered: list[Version] = []
+        made: list[RequestContext] = []
 
         async def enter(name: str | None) -> Version:
             if scope["method"] in _SAFE_METHODS:
                 return self.models.find(name).version
             if trial is not None:
                 name = trial.model_for(name)
-            version = await _enter(self.models, name, context)
+            version = await _enter(self.models, name, made[0])
             entered.append(version)
             check(version.model)
             return version
@@ -122,9 +123,11 @@ class Site:
             compares=True,
             show=partial(setattr, info, "shown"),
         )
+        made.append(context)
         try:
             yield context
         finally:
+            made.clear()  # else the context and `enter` would have each other
             for version in entered:
                 version.leave()
 
@@ -235,7 +238,7 @@ class _GenerateRoute(_Route):
                 while True:
                     try:
                         with site.context(scope, self._wire, held, check_generates, trial) as context:
-                            call = cast(Call | Answer | StreamedAnswer, await read(body, context))
+                            call: Call | Answer | StreamedAnswer = await read(body, context)
                             if trial is None or trial.last:
                                 body = b""
                                 held.release()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import socket
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from penstock.frontend import RequestLimits
+from penstock.frontend.call import RequestContext
+from penstock.frontend.http.asgi import RequestInfo
 from penstock.frontend.http.connection import BoundedProtocol
 from tests.frontend.conftest import Site, live, parse_events
 from tests.frontend.http.raw import connection, event_loop_policy, next_answer, request, reset, status_of
@@ -56,6 +59,23 @@ async def test_a_client_that_goes_is_aborted(
     assert f'code="499",method="POST",route="{path}"' in metrics
     choices = running * fields.get("n", 1)
     assert f'penstock_request_success_total{{finished_reason="abort",model_name="tiny"}} {choices}.0' in metrics
+
+
+async def test_what_a_request_had_is_freed_at_once(site: Site) -> None:
+    """Also its body if it is refused: nothing waits until Python looks for objects that have each other."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with live(site) as port, connection(port) as (reader, writer):
+            for fields, status in ((PROMPT, 200), ({**PROMPT, "prompt": 1}, 400), ({"model": "other", **PROMPT}, 404)):
+                for _ in range(5):
+                    writer.write(request("/v1/completions", fields))
+                    assert (await next_answer(reader))[0] == status
+                await until(lambda: site.app.lifecycle.in_flight == 0)
+                left = [type(each) for each in gc.get_objects() if isinstance(each, (RequestInfo, RequestContext))]
+                assert len(left) <= 1, fields  # the connection has its last request
+    finally:
+        gc.enable()
 
 
 async def test_many_clients_that_go_leave_nothing_behind(site: Site) -> None:

@@ -183,7 +183,9 @@ class Access:
                 await respond(send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
+            del failure  # it has this frame, so both, and the body with them, would stay until Python looks for cycles
         finally:
+            del scope["penstock.gone"]  # it has the connection's request, which has the scope
             if inner is None:
                 unread.release()
             self._end(scope, info, answer.status)
