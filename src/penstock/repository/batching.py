@@ -33,7 +33,6 @@ BUSY = 0.7  # of the thread's time: then a batch gathers requests also while not
 GATHER_ROWS = 8  # at most
 RETRY_SECONDS = 1  # the Retry-After of a full queue
 
-
 Ran = list[tuple[NextStep, Batch]]  # models that run with a batch, and what they hold of their own batchers
 
 
