@@ -63,6 +63,29 @@ def test_a_scan_does_not_depend_on_how_the_text_is_cut() -> None:
             list(map(scan.feed, (bad[:cut].encode(), bad[cut : cut + 1].encode(), bad[cut + 1 :].encode())))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"a": 1, "b": {"a": 2}}', '{"a": 1, "a": 2}', '[{"a:": 1, "a": ":"}, {"b": 1, "b": ":"}]'),
+        *('{"a": 1, "\\u0061": 2}', '{"a": {"b": "\\u003a", "b": 1}}', '{"a\\n": 1, "a\\n": ":"}', '{"a": 1, "a": 2'),
+        *('{"a": "\\"", "b": "\\\\"}', '["a", "b", "c", "d"]', "[[[[[]]]]]", "[{}, {}, {}]", "[1, 2, 3, 4, 5]"),
+        *('{"a": NaN, "a": 1}', '{"é": 1, "é": 2}', "\ufeff{}", '"a', "1", "{}, {}"),
+    ],
+)
+def test_a_small_text_gets_the_verdict_of_a_scan(text: str) -> None:
+    """The same text behind more spaces than a small one has is scanned."""
+    limits = RequestLimits(max_json_strings=3, max_json_containers=3, max_json_values=3, max_json_depth=4)
+    found = []
+    for sent in (text, " " * 2000 + text):
+        try:
+            JsonScan(limits).feed(sent.encode())
+        except APIError as error:
+            found.append(error.message)
+        else:
+            found.append("")
+    assert found[0] == found[1]
+
+
 async def test_large_bodies_of_ordinary_requests_are_read(make_site: Callable[..., Site]) -> None:
     site = make_site(max_model_len=300_000)
     text = 'a "quoted" \\ [text], {with: everything},\n' * 1000

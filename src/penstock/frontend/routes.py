@@ -30,7 +30,7 @@ from penstock.frontend.http.asgi import (
 )
 from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import ByteBudget, HeldBytes
-from penstock.frontend.http.disconnect import while_connected
+from penstock.frontend.http.disconnect import WhileConnected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.providers.fallbacks import Fallbacks, Trial
 from penstock.frontend.registry import ModelRegistry
@@ -84,13 +84,14 @@ class Site:
         awake. `check` raises the error for a model that cannot do what the route does. `trial` chooses the model.
         """
         entered: list[Version] = []
+        made: list[RequestContext] = []
 
         async def enter(name: str | None) -> Version:
             if scope["method"] in _SAFE_METHODS:
                 return self.models.find(name).version
             if trial is not None:
                 name = trial.model_for(name)
-            version = await _enter(self.models, name, context)
+            version = await _enter(self.models, name, made[0])
             entered.append(version)
             check(version.model)
             return version
@@ -122,9 +123,11 @@ class Site:
             compares=True,
             show=partial(setattr, info, "shown"),
         )
+        made.append(context)
         try:
             yield context
         finally:
+            made.clear()  # else the context and `enter` would have each other
             for version in entered:
                 version.leave()
 
@@ -231,11 +234,11 @@ class _GenerateRoute(_Route):
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type, binary=self._binary)
             trial = None if site.fallbacks is None else Trial(site.fallbacks, body)
-            async with while_connected(receive):
+            with WhileConnected(receive):
                 while True:
                     try:
                         with site.context(scope, self._wire, held, check_generates, trial) as context:
-                            call = cast(Call | Answer | StreamedAnswer, await read(body, context))
+                            call: Call | Answer | StreamedAnswer = await read(body, context)
                             if trial is None or trial.last:
                                 body = b""
                                 held.release()
@@ -288,7 +291,7 @@ class _AnswerRoute(_Route):
             body = b""
             if _has_body(scope):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive):
+            with WhileConnected(receive):
                 with site.context(scope, self._wire, held) as context:
                     made: bytes | Answer | StreamedAnswer = await answer(body, context)
                 if isinstance(made, StreamedAnswer):

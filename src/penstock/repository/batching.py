@@ -33,7 +33,6 @@ BUSY = 0.7  # of the thread's time: then a batch gathers requests also while not
 GATHER_ROWS = 8  # at most
 RETRY_SECONDS = 1  # the Retry-After of a full queue
 
-
 Ran = list[tuple[NextStep, Batch]]  # models that run with a batch, and what they hold of their own batchers
 
 
@@ -42,6 +41,7 @@ class _Waiter(msgspec.Struct, eq=False):
 
     request: InferRequest
     rows: int
+    size: int  # bytes of its inputs
     result: "asyncio.Future[InferResult]"
     arrived: float
     began: float = 0.0
@@ -102,7 +102,7 @@ class BatchedModel:
             raise QueueFull(
                 f"Exceeds maximum queue size: the queue of model {self.name!r} is full; try again later", RETRY_SECONDS
             )
-        waiter = _Waiter(request, rows, asyncio.get_running_loop().create_future(), now)
+        waiter = _Waiter(request, rows, size, asyncio.get_running_loop().create_future(), now)
         self._waiters[number] = waiter
         self._most = max(self._most, len(self._waiters))
         self._schedule()
@@ -220,9 +220,8 @@ class BatchedModel:
         is no room."""
         last = then[-1].batches if then else self
         requests = [waiter.request for waiter in waiters]
-        sizes = [sum(len(request.inputs[i].data) for request in requests) for i in range(len(requests[0].inputs))]
-        total = sum(map(_aligned, sizes))
-        rows = sum(waiter.rows for waiter in waiters)
+        total = _aligned(sum([waiter.size for waiter in waiters])) + 64 * len(requests[0].inputs)  # each is aligned
+        rows = sum([waiter.rows for waiter in waiters])
         room = MIN_ROOM + _aligned(last._row_bytes * rows) + 64 * len(last._outputs)
         arena = self._process.arena
         region = arena.take(total + room)
@@ -242,7 +241,7 @@ class BatchedModel:
             waiter.began = now
         wanted = _wanted(requests, self._outputs)
         order = RunBatch(0, self.model, places, wanted, region + total, room)
-        order.then = [step.order(rows) for step in then]
+        order.then = [step.order for step in then]
         self._process.submit(order, region, self._hang_seconds, done)
         return True
 
@@ -265,7 +264,8 @@ class BatchedModel:
         if self._user is not None:
             self._pool.give(self._user)
             self._freed()
-        self.pump()  # the next batch runs while results are sent
+        if self.batcher.waiting or self._blocked is not None:
+            self.pump()  # the next batch runs while results are sent
         self._leave(leaving)
 
     def _run_alone(self, batch: Batch, waiters: list[_Waiter]) -> None:
@@ -364,10 +364,11 @@ def _group(request: InferRequest) -> Hashable:
 
 def _wanted(requests: list[InferRequest], outputs: tuple[str, ...]) -> tuple[str, ...]:
     """The outputs to compute: those that a request needs."""
-    if any(not request.outputs for request in requests):
+    asked = {request.outputs for request in requests}
+    if () in asked:
         return outputs
-    names = {name for request in requests for name in request.outputs}
-    return tuple(name for name in outputs if name in names)
+    names = set().union(*asked)
+    return tuple([name for name in outputs if name in names])
 
 
 def _divided(data: memoryview, place: TensorPlace, counts: list[int]) -> list[Bytes]:

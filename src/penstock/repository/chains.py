@@ -16,13 +16,7 @@ class NextStep(msgspec.Struct, frozen=True, eq=False):
     """A model that takes outputs of the one before it."""
 
     batches: "BatchedModel"
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]  # its input, the output before, and the shape of a row
-    outputs: tuple[str, ...]
-
-    def order(self, rows: int) -> RunNext:
-        """Returns what its process gets."""
-        inputs = [(own, before, (rows, *shape)) for own, before, shape in self.inputs]
-        return RunNext(self.batches.model, inputs, self.outputs)
+    order: RunNext  # what its process gets
 
 
 class ChainRequest(InferRequest, kw_only=True):

@@ -27,32 +27,11 @@ from penstock.repository.statistics import ModelStatistics
 from penstock.repository.triton import PLATFORMS, config_of
 from penstock.schedule.batcher import Batcher
 from penstock.schedule.resources import ResourcePool
+from penstock.tasks import InFlight
 
 DELAY_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"  # Triton's tests set it: requests that wait before the first batch
 MAX_LABELS = 1 << 20  # bytes of a file of labels
 Emit = Callable[[Tensor], None]  # takes a piece of an output
-
-
-class InFlight:
-    """The requests in flight of a version."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
-
-    def __enter__(self) -> None:
-        self.requests += 1
-        self._unused.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.requests -= 1
-        if not self.requests:
-            self._unused.set()
-
-    async def unused(self) -> None:
-        """Returns when no request is in flight."""
-        await self._unused.wait()
 
 
 class Runner(Protocol):

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ import httpx
 import pytest
 
 from penstock.frontend import RequestLimits
+from penstock.frontend.call import RequestContext
+from penstock.frontend.http.asgi import RequestInfo
 from penstock.frontend.http.connection import BoundedProtocol
 from tests.frontend.conftest import Site, live, parse_events
 from tests.frontend.http.raw import connection, event_loop_policy, next_answer, request, reset, status_of
@@ -55,6 +59,23 @@ async def test_a_client_that_goes_is_aborted(
     assert f'code="499",method="POST",route="{path}"' in metrics
     choices = running * fields.get("n", 1)
     assert f'penstock_request_success_total{{finished_reason="abort",model_name="tiny"}} {choices}.0' in metrics
+
+
+async def test_what_a_request_had_is_freed_at_once(site: Site) -> None:
+    """Also its body if it is refused: nothing waits until Python looks for objects that have each other."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with live(site) as port, connection(port) as (reader, writer):
+            for fields, status in ((PROMPT, 200), ({**PROMPT, "prompt": 1}, 400), ({"model": "other", **PROMPT}, 404)):
+                for _ in range(5):
+                    writer.write(request("/v1/completions", fields))
+                    assert (await next_answer(reader))[0] == status
+                await until(lambda: site.app.lifecycle.in_flight == 0)
+                left = [type(each) for each in gc.get_objects() if isinstance(each, (RequestInfo, RequestContext))]
+                assert len(left) <= 1, fields  # the connection has its last request
+    finally:
+        gc.enable()
 
 
 async def test_many_clients_that_go_leave_nothing_behind(site: Site) -> None:
@@ -120,6 +141,34 @@ async def test_headers_beyond_the_limit(make_site: Callable[..., Site], start: b
         writer.write(b"y" * 600)
         assert await asyncio.wait_for(status_of(reader), PATIENCE) == 431
         await asyncio.wait_for(reader.read(), PATIENCE)  # and the connection ends
+
+
+async def test_head_and_body_of_an_answer_are_one_packet(site: Site) -> None:
+    """Also behind 100 Continue. The answer to HEAD has a length and no body."""
+    post = request("/v1/completions", {"prompt": "hello", "max_tokens": 1})
+    async with live(site) as port, connection(port) as (reader, writer):
+
+        def packets() -> int:
+            """How many with data have arrived."""
+            facts = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+            return int.from_bytes(facts[152:156], sys.byteorder)
+
+        async def ask(sent: bytes) -> tuple[bytes, bytes]:
+            before = packets()
+            writer.write(sent)
+            head, _, body = (await asyncio.wait_for(reader.read(1 << 16), PATIENCE)).partition(b"\r\n\r\n")
+            assert packets() == before + 1
+            return head, body
+
+        head, body = await ask(post)
+        assert head.startswith(b"HTTP/1.1 200 ") and len(body) == int(head.split(b"content-length: ")[1].split()[0]) > 0
+        start, _, sent = post.partition(b"\r\n\r\n")
+        assert await ask(start + b"\r\nexpect: 100-continue\r\n\r\n") == (b"HTTP/1.1 100 Continue", b"")
+        head, body = await ask(sent)
+        assert head.startswith(b"HTTP/1.1 200 ") and json.loads(body)["object"] == "text_completion"
+        head, body = await ask(b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: 0" not in head and not body
+        assert (await ask(post))[0].startswith(b"HTTP/1.1 200 ")
 
 
 async def test_large_bodies_within_the_limit_are_no_large_headers(site: Site) -> None:

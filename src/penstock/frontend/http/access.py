@@ -1,6 +1,5 @@
 """The outermost layer: admits or refuses requests, labels answers with a request id, counts and logs them."""
 
-import asyncio
 import contextlib
 import hmac
 import logging
@@ -41,6 +40,7 @@ from penstock.frontend.tenants.digests import digesting
 from penstock.frontend.tenants.grant import Grant
 from penstock.frontend.tenants.office import TenantOffice
 from penstock.observe.metrics import Metrics
+from penstock.tasks import InFlight
 
 OPEN_PATHS = frozenset(path.encode() for path in (*LIVE_PATHS, *READY_PATHS, "/version", "/metrics"))
 ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping", b"/reset_prefix_cache"))
@@ -56,29 +56,21 @@ _ERRORS = 400  # the least status of an error
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
 
-class Lifecycle:
+class Lifecycle(InFlight):
     """Says whether new requests are accepted, and counts those being answered."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.stopping = False  # the server is not ready, but accepts requests until it drains
         self.draining = False
-        self.in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
-    def __enter__(self) -> None:
-        """Counts a request as long as a `with` block runs."""
-        self.in_flight += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.in_flight -= 1
-        if not self.in_flight:
-            self._idle.set()
+    @property
+    def in_flight(self) -> int:
+        return self.requests
 
     async def idle(self) -> None:
         """Returns when no request is being answered."""
-        await self._idle.wait()
+        await self.unused()
 
 
 class Background(Protocol):
@@ -191,7 +183,9 @@ class Access:
                 await respond(send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
+            del failure  # it has this frame, so both, and the body with them, would stay until Python looks for cycles
         finally:
+            del scope["penstock.gone"]  # it has the connection's request, which has the scope
             if inner is None:
                 unread.release()
             self._end(scope, info, answer.status)
@@ -269,7 +263,7 @@ class Access:
 
     def _counted(self) -> Lifecycle:
         """Returns what counts a request in flight as long as a block runs with it. Raises APIError 429."""
-        if self.lifecycle.in_flight >= self.limits.max_in_flight:
+        if self.lifecycle.requests >= self.limits.max_in_flight:
             raise APIError(
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",

@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from penstock.frontend.http.asgi import Receive, Scope, first_value
 from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.http.json_scan import JsonScan, explain_json, explain_utf8
 from penstock.frontend.limits import RequestLimits
+from penstock.tasks import TimeLimit
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ async def read_body(
     """
     _check_headers(scope["headers"], limits, any_type)
     try:
-        async with asyncio.timeout(limits.body_timeout):
+        with TimeLimit(limits.body_timeout):
             return await _read(receive, limits, held, _json_length(scope) if binary else None)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout:g} s; send it faster"
@@ -171,16 +172,21 @@ def _is_json(content_type: bytes) -> bool:
 async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes, left: int | None) -> bytes:
     """`left` is the number of bytes that are JSON; None: all."""
     chunks: list[bytes] = []
-    scan = JsonScan(limits)
-    async with aclosing(_pieces(receive, limits.max_body_bytes, _too_large(limits))) as pieces:
-        async for chunk in pieces:
-            held.add(len(chunk))
-            if left is None:
-                await _feed(scan, chunk, held)
-            elif left > 0:
-                await _feed(scan, chunk[:left], held)
-                left -= len(chunk)
-            chunks.append(chunk)
+    scan, size, more = JsonScan(limits), 0, True
+    while more:
+        chunk, more = await _piece(receive)
+        size += len(chunk)
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        if not chunk:
+            continue
+        held.add(len(chunk))
+        if left is None:
+            await _feed(scan, chunk, held)
+        elif left > 0:
+            await _feed(scan, chunk[:left], held)
+            left -= len(chunk)
+        chunks.append(chunk)
     body = b"".join(chunks)
     if len(body) > _SCANNED_AT_ONCE:  # decoding it comes next
         await held.turn()
@@ -205,16 +211,20 @@ async def _pieces(receive: Receive, most: int, too_large: APIError) -> AsyncGene
     """Gives the body as it arrives. Raises `too_large` after `most` bytes, and ClientGone."""
     size, more = 0, True
     while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        piece: bytes = message.get("body", b"")
+        piece, more = await _piece(receive)
         size += len(piece)
         if size > most:
             raise too_large
-        more = message.get("more_body", False)
         if piece:
             yield piece
+
+
+async def _piece(receive: Receive) -> tuple[bytes, bool]:
+    """The next piece of a body, which may be empty, and whether more may come. Raises ClientGone."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
 
 
 def _too_large(limits: RequestLimits) -> APIError:

@@ -8,6 +8,7 @@ It also answers malformed HTTP with plain text, where every other error of this 
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, cast
 
 import httptools
@@ -19,9 +20,9 @@ from penstock.frontend.limits import RequestLimits
 
 LINGER_SECONDS = 2.0  # for a refused client to read the answer, while what it still sends is dropped
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
+_CONTINUE = b"HTTP/1.1 100"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 TLS_HANDSHAKE = b"\x16"  # the first byte of one
-
 _log = logging.getLogger("penstock.connection")
 
 Refuse = Callable[[APIError, tuple[str, int] | None], bytes]
@@ -127,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_is_known:
             return
         # The parser may get headers and body at once, so the number of bytes received is not the size of the headers.
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self.url) + 4 * len(self.headers) + sum(map(len, chain.from_iterable(self.headers)))
         if size > self._limits.max_header_bytes:
             raise self._headers_too_large()
         _check_authority(self.url, self.headers)
@@ -139,12 +140,13 @@ class BoundedProtocol(HttpToolsProtocol):
         cast(Scope, self.scope)["penstock.gone"] = lambda: cycle.disconnected
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         kind = _LingeringTransport if self.parser.get_http_version() != "1.0" else _UnchunkedTransport
-        self.cycle.transport = cast(asyncio.Transport, kind(self.transport, self._close))
+        has_body = self.scope["method"] != "HEAD"
+        self.cycle.transport = cast(asyncio.Transport, kind(self.transport, self._close, has_body=has_body))
         if too_many:
             raise self._too_many_pipelined()
         # The app answers 408 after body_timeout, or more for an upload. This later limit is for bodies that the app has
         # refused already.
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        length = dict(self.headers).get(b"content-length", b"0")
         size = min(int(length) if length.isdigit() and len(length) < 20 else 0, self._limits.max_file_bytes)
         extra = size / self._limits.min_upload_rate
         self._expect(self._limits.body_timeout + extra + self._limits.header_timeout)
@@ -310,35 +312,51 @@ def end_connection(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop
 
 
 class _LingeringTransport:
-    """A transport as an answer uses it, with another `close`."""
+    """A transport as an answer uses it, with another `close`. The head is written with the body if the head has its
+    length: one packet for the client, not two."""
 
-    __slots__ = ("close", "is_closing", "write")
+    __slots__ = ("_close", "_head", "_transport", "is_closing", "write")
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write: Callable[[bytes], None] = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, has_body: bool) -> None:
+        self._transport, self._close, self.is_closing = transport, close, transport.is_closing
+        self._head = b""
+        self.write: Callable[[bytes], None] = self._write_head if has_body else transport.write
+
+    def _write_head(self, data: bytes) -> None:
+        if b"\r\ncontent-length: " in data:
+            self._head, self.write = data, self._write_begin
+            return
+        self._transport.write(data)
+        self.write = self._write_head if data.startswith(_CONTINUE) else self._transport.write
+
+    def _write_begin(self, data: bytes) -> None:
+        head, self._head, self.write = self._head, b"", self._transport.write
+        self._transport.writelines((head, data))
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+        self._close()
 
 
 class _UnchunkedTransport(_LingeringTransport):
     """The same for a client of HTTP/1.0, which has no chunked coding (RFC 9112, section 6.1). uvicorn uses it all the
     same: it is taken out here, and the connection's end is the answer's end."""
 
-    __slots__ = ("_chunked", "_write")
+    __slots__ = ("_chunked",)
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        super().__init__(transport, close)
-        self._write = transport.write
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, has_body: bool) -> None:
+        super().__init__(transport, close, has_body=has_body)
         self._chunked: bool | None = None  # None: the head of the answer was not written
         self.write = self._write_plain
 
     def _write_plain(self, data: bytes) -> None:
-        if self._chunked is None and not data.startswith(b"HTTP/1.1 100"):
+        if self._chunked is None and not data.startswith(_CONTINUE):
             head = data.replace(_CHUNKED, b"", 1)
             self._chunked = len(head) < len(data)
-            self._write(head)
+            self._transport.write(head)
         else:
-            self._write(_without_sizes(data) if self._chunked else data)
+            self._transport.write(_without_sizes(data) if self._chunked else data)
 
 
 def _without_sizes(chunks: bytes) -> bytes:

@@ -7,6 +7,8 @@ a long string. So the number of bytes does not bound its time; the numbers of st
 import json
 import re
 
+import orjson
+
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
 
@@ -23,6 +25,7 @@ _CONSTANT = re.compile(rb"NaN|-?Infinity")
 # An escaped surrogate: a pair, which is right, or one alone, which is group 1.
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)")
 _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+_SMALL = 1 << 10  # bytes of a text that is decoded in place of a scan
 _NEAR = 16  # bytes around an error in which its cause is looked for
 
 
@@ -33,12 +36,13 @@ class JsonScan:
     """
 
     __slots__ = (
-        *("_after_string", "_broken", "_containers", "_held", "_inside", "_limits"),
+        *("_after_string", "_begun", "_broken", "_containers", "_held", "_inside", "_limits"),
         *("_open", "_quotes", "_string", "_values"),
     )
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
+        self._begun = False
         self._held = b""  # a backslash at the end of the last piece
         self._inside = False  # the last piece ended inside a string
         self._after_string = False  # it ended after a string and before the next character that is not a space
@@ -53,6 +57,10 @@ class JsonScan:
         """Counts the next piece. Raises APIError 400 when a limit is passed, or for a key that an object has twice."""
         if self._broken:
             return
+        if not self._begun:
+            self._begun = True
+            if len(piece) <= _SMALL and _is_fine(piece, self._limits):
+                return  # it is the whole text: of what follows a decoder reads only spaces
         if self._held or b"\\" in piece:
             piece = self._without_escapes(piece)
         self._quotes += piece.count(b'"')
@@ -135,6 +143,27 @@ class JsonScan:
     def _check(self, count: int, limit: int, what: str) -> None:
         if count > limit:
             raise _too_much(f"has more than {limit} {what}", "send less at a time")
+
+
+def _is_fine(text: bytes, limits: RequestLimits) -> bool:
+    """Returns whether a text is valid, within the limits, and no object in it has a key twice. This takes a tenth of
+    the time of a scan. False: only a scan can tell.
+
+    A decoder keeps the last member of those with the same key. So a text with one has more colons than what it decodes
+    to: no escape but \\u writes a colon.
+    """
+    brackets = text.count(b"[") + text.count(b"{")
+    if (
+        brackets > min(limits.max_json_depth, limits.max_json_containers)
+        or text.count(b'"') > 2 * limits.max_json_strings
+        or text.count(b",") > limits.max_json_values
+        or b"\\u" in text
+    ):
+        return False
+    try:
+        return orjson.dumps(orjson.loads(text)).count(b":") == text.count(b":")
+    except ValueError:
+        return False
 
 
 def explain_json(text: bytes, error: str) -> str:

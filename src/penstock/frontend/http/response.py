@@ -39,7 +39,7 @@ class ResponseTracker:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
-            if all(name != b"cache-control" for name, _ in headers):
+            if b"cache-control" not in dict(headers):
                 headers.append((b"cache-control", b"no-store"))  # a cache may not treat x-api-key as a secret
             message["headers"] = headers
         elif message["type"] == "websocket.accept":

@@ -26,6 +26,7 @@ HEADER_LENGTH = b"inference-header-content-length"  # bytes of JSON before the b
 _BINARY = b"application/octet-stream"
 _MAX_TENSORS = 1024  # inputs, outputs or parameters of a request
 _MICROSECONDS = 1e6
+_OF_QUEUE = frozenset(("sequence_id", "priority", "timeout"))  # parameters
 _OF_STREAMS = MappingProxyType(
     {"cache-control": "no-cache", "x-accel-buffering": "no"}
 )  # headers: nothing keeps events
@@ -131,6 +132,8 @@ def check_counts(**counts: int) -> None:
 
 def queue_parameters(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
     """Returns the priority, and the timeout in seconds. Raises APIError 400."""
+    if _OF_QUEUE.isdisjoint(parameters):
+        return 0, None
     if parameters.get("sequence_id"):
         raise invalid(
             "parameter sequence_id is not supported: requests of a sequence have no state here",

@@ -90,7 +90,7 @@ class ModelWorker:
             arrays = model.run(inputs, names)
             ends = [clock()]
             for step in order.then:
-                inputs = _handed_on(step, dict(zip(names, arrays, strict=True)))
+                inputs = _handed_on(step, dict(zip(names, arrays, strict=True)), order.inputs[0].shape[0])
                 model, names = self._models[step.model], step.outputs
                 arrays = model.run(inputs, names)
                 ends.append(clock())
@@ -136,11 +136,11 @@ class ModelWorker:
         self._link.send(wire.encode(report))
 
 
-def _handed_on(step: wire.RunNext, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _handed_on(step: wire.RunNext, arrays: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """The inputs of a model among the outputs of the one before. Raises ValueError if a shape is not as declared."""
-    for _, before, shape in step.inputs:
-        if arrays[before].shape != shape:
-            raise ValueError(f"output {before!r} has the shape {arrays[before].shape}, not {shape}")
+    for _, before, row in step.inputs:
+        if arrays[before].shape != (rows, *row):
+            raise ValueError(f"output {before!r} has the shape {arrays[before].shape}, not {(rows, *row)}")
     return {own: arrays[before] for own, before, _ in step.inputs}
 
 

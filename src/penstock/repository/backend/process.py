@@ -167,43 +167,47 @@ class ModelProcess:
         loop.call_later(LOOK_SECONDS, self._look, child)
 
     def _send(self, packet: bytes) -> None:
+        """Sends a packet, or keeps it while the socket is full."""
         if self._child is None:
             return
         self._unsent.append(packet)
-        if len(self._unsent) == 1:
-            self._write()
+        if len(self._unsent) == 1 and not self._write():
+            asyncio.get_running_loop().add_writer(self._link, self._write_rest)
 
-    def _write(self) -> None:
-        """Sends packets until the socket is full."""
+    def _write_rest(self) -> None:
+        if self._write():
+            asyncio.get_running_loop().remove_writer(self._link)
+
+    def _write(self) -> bool:
+        """Sends packets until the socket is full. Returns whether none is left."""
         while self._unsent:
             try:
                 self._link.send(self._unsent[0])
             except BlockingIOError:
-                asyncio.get_running_loop().add_writer(self._link, self._write)
-                return
+                return False
             except OSError:  # the process has ended, which `_exited` reports
                 self._unsent.clear()
                 break
             self._unsent.popleft()
-        asyncio.get_running_loop().remove_writer(self._link)
+        return True
 
-    def _read(self) -> None:
-        """Takes the reports that have arrived."""
+    def _read(self) -> bool:
+        """Takes a report that has arrived. Returns False if there is none."""
         space = socket.CMSG_SPACE(array.array("i").itemsize)
-        for _ in range(64):  # then the loop gets a turn
-            try:
-                size, extra, _, _ = self._link.recvmsg_into([self._packet], space, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                return
-            except OSError:
-                size, extra = 0, []
-            if not size:
-                asyncio.get_running_loop().remove_reader(self._link)
-                return
-            descriptors = array.array("i")
-            for _, _, data in extra:
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-            self._take(self._packet[:size], descriptors[0] if descriptors else None)
+        try:
+            size, extra, _, _ = self._link.recvmsg_into([self._packet], space, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError:
+            size, extra = 0, []
+        if not size:
+            asyncio.get_running_loop().remove_reader(self._link)
+            return False
+        descriptors = array.array("i")
+        for _, _, data in extra:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        self._take(self._packet[:size], descriptors[0] if descriptors else None)
+        return True
 
     def _take(self, packet: memoryview, spilled: int | None) -> None:
         report = wire.decode_report(packet)
@@ -254,7 +258,8 @@ class ModelProcess:
         child, self._child = self._child, None
         assert child is not None
         status = child.wait()
-        self._read()  # results that it has sent
+        while self._read():  # results that it has sent
+            pass
         self._held.close()
         self._unsent.clear()
         self._ready.clear()

@@ -35,7 +35,7 @@ class RunNext(msgspec.Struct, array_like=True):
     """Run another model with the outputs of the one before, which stay in the process."""
 
     model: int
-    inputs: list[tuple[str, str, tuple[int, ...]]]  # its input, the output before, and the shape that it must have
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]  # its input, the output before, and the shape of a row
     outputs: tuple[str, ...]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from penstock.messages.tensors import MemberModel
+from penstock.repository.backend.wire import RunNext
 from penstock.repository.chains import NextStep
 from penstock.repository.oneshot import OneShotModel
 from penstock.repository.pipelines.nodes import ModelNode, PipelineCall, PipelineNode, PlannedNode, Tensors
@@ -18,13 +19,13 @@ class ChainNode:
         self._then: list[tuple[NextStep, ...]] = []  # by node, those that may run at once after it
 
     async def run(self, tensors: Tensors, call: PipelineCall) -> Tensors:
-        models = [node.found() for node in self._nodes]
-        if models != self._models:
-            self._models, self._then = models, _followers(self._nodes, models)
-        at, made, then = 0, tensors, self._then
+        at, made = 0, tensors
         while at < len(self._nodes):
-            if then[at]:
-                made, ran = await self._nodes[at].run_with(then[at], self._nodes[at + 1 :], made, call)
+            models = [node.found() for node in self._nodes]  # others may have been loaded meanwhile
+            if models != self._models:
+                self._models, self._then = models, _followers(self._nodes, models)
+            if (model := models[at]) is not None and (then := self._then[at]):
+                made, ran = await self._nodes[at].run_with(model, then, self._nodes[at + 1 :], made, call)
                 at += ran
             else:
                 made = await self._nodes[at].run(made, call)
@@ -81,4 +82,4 @@ def _next_step(
         if (there.datatype, shape) != (spec.datatype, spec.shape[1:]) or -1 in shape or spec.datatype == "BYTES":
             return None
         inputs.append((spec.name, there.name, shape))
-    return NextStep(other, tuple(inputs), tuple(node.outputs))
+    return NextStep(other, RunNext(other.model, tuple(inputs), tuple(node.outputs)))

@@ -82,12 +82,17 @@ class ModelNode:
             return None
 
     async def run_with(
-        self, then: tuple[NextStep, ...], others: Sequence["ModelNode"], tensors: Tensors, call: PipelineCall
+        self,
+        model: MemberModel,
+        then: tuple[NextStep, ...],
+        others: Sequence["ModelNode"],
+        tensors: Tensors,
+        call: PipelineCall,
     ) -> tuple[Tensors, int]:
-        """Runs the model, and as many of the `others` as can run at once after it, which are `then`. Returns the
-        tensors that the last one makes, and how many others ran."""
+        """Runs the model that was found, and as many of the `others` as can run at once after it, which are `then`.
+        Returns the tensors that the last one makes, and how many others ran."""
         request = ChainRequest(**self._fields(tensors, call), then=then)
-        result = await self._model().infer(request)
+        result = await model.infer(request)
         last = others[request.ran - 1] if request.ran else self
         return last._renamed(result), request.ran
 

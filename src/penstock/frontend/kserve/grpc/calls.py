@@ -21,6 +21,7 @@ from penstock.frontend.kserve.shared_memory import ClientMemory
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import HEADER, MOST
 from penstock.messages.tensors import TensorModels
+from penstock.tasks import TimeLimit
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -109,7 +110,7 @@ class Calls:
     async def receive(self, context: Any) -> bytes:
         """The one message of a call. Raises APIError 400 or 408."""
         try:
-            async with asyncio.timeout(self.limits.body_timeout):
+            with TimeLimit(self.limits.body_timeout):
                 message = await context.read()
         except TimeoutError:
             seconds = self.limits.body_timeout
@@ -126,7 +127,7 @@ class Calls:
         if handler.cancelling():
             return
         try:
-            async with asyncio.timeout(self.limits.write_timeout):
+            with TimeLimit(self.limits.write_timeout):
                 await context.write(message)
         except TimeoutError:
             _log.info("a gRPC call is cancelled: its client reads nothing for %g s", self.limits.write_timeout)
