@@ -140,6 +140,8 @@ def test_classes(served: Served) -> None:
 
 
 def test_what_clients_read_of_a_model(served: Served) -> None:
+    ones = [tensor(name, [1.0] * 4, [1, 4]) for name in ("INPUT0", "INPUT1")]
+    assert served.infer("addsub", *ones).status_code == 200  # the metrics count its batch
     metadata = served.server.get("/v2/models/addsub").json()
     assert metadata["platform"] == "onnxruntime_onnx" and metadata["inputs"][0]["shape"] == [-1, 4]
     config = served.server.get("/v2/models/addsub/config").json()

@@ -28,9 +28,9 @@ class WhileConnected(TimeLimit):
         self._watch.add_done_callback(self._gone)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._watch is not None:
-            self._watch.remove_done_callback(self._gone)
-            self._watch.cancel()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
         super().__exit__(kind)
 
     async def _disconnect(self) -> None:
@@ -38,5 +38,5 @@ class WhileConnected(TimeLimit):
             pass
 
     def _gone(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled():
+        if self._watch is watch:  # else the block is over
             self.end()
