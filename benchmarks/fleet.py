@@ -290,6 +290,15 @@ async def run(
         }
 
 
+def median(runs: list[dict[str, float]], name: str) -> float:
+    return round(statistics.median(each[name] for each in runs), 4)
+
+
+def ratios(over: list[dict[str, float]], runs: list[dict[str, float]], name: str) -> list[float]:
+    """By round, the least first."""
+    return sorted(round(other[name] / own[name], 2) for other, own in zip(over, runs, strict=True))
+
+
 @contextlib.asynccontextmanager
 async def routed() -> AsyncIterator[tuple[list[str], int, int]]:
     """Two engines: their addresses, the size of their vocabulary, and the tokens that fit into the cache of one."""
@@ -318,15 +327,12 @@ async def measure_loads(rounds: int, kinds: list[str]) -> dict[str, Any]:
             found[kind] = [
                 {"load": load}
                 | {
-                    f"{name} {route}": round(statistics.median(each[name] for each in runs[f"{route} {load}"]), 4)
+                    f"{name} {route}": median(runs[f"{route} {load}"], name)
                     for route in ("cost", "round-robin")
                     for name in ("rate", "reuse", "ttft", "ttft_p50", "ttft_p99")
                 }
                 | {
-                    f"{name}_ratio": sorted(
-                        round(other[name] / own[name], 2)
-                        for own, other in zip(runs[f"cost {load}"], runs[f"round-robin {load}"], strict=True)
-                    )
+                    f"{name}_ratio": ratios(runs[f"round-robin {load}"], runs[f"cost {load}"], name)
                     for name in ("ttft", "ttft_p50", "ttft_p99")
                 }
                 for load in LOADS
@@ -345,16 +351,9 @@ async def measure_routes(rounds: int, kinds: list[str]) -> dict[str, Any]:
                     runs[name].append(await run(*SIDES[name], addresses, traffic))
             found[kind] = {
                 "possible": round(traffic.possible, 3),
+                **{f"{name} {side}": median(results, name) for side, results in runs.items() for name in results[0]},
                 **{
-                    f"{name} {side}": round(statistics.median(each[name] for each in results), 4)
-                    for side, results in runs.items()
-                    for name in results[0]
-                },
-                **{
-                    f"{name}_ratio {side}": sorted(
-                        round(other[name] / own[name], 2)
-                        for own, other in zip(runs[side], runs["round-robin"], strict=True)
-                    )
+                    f"{name}_ratio {side}": ratios(runs["round-robin"], runs[side], name)
                     for side in ("cost", "alone")
                     for name in ("ttft", "ttft_later")
                 },

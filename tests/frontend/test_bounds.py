@@ -167,7 +167,7 @@ async def test_bodies_have_one_budget(make_site: Callable[..., Site]) -> None:
         assert json.loads(answer)["error"]["code"] == "too_many_bodies"
         for _, writer in held[:2]:
             writer.close()
-        await until(lambda: site.app.lifecycle.in_flight == 2)
+        await until(lambda: site.app.lifecycle.requests == 2)
         for reader, writer in held[2:]:
             writer.write(sent[-1:])
             assert await asyncio.wait_for(status_of(reader), PATIENCE) == 400  # tokenize does not take `user`
@@ -214,7 +214,7 @@ async def test_memory_of_bodies_is_given_back(site: Site, record_property: Recor
         assert site.app.bodies.used <= 256 << 20 and during < before + (400 << 20)
         holder.kill()
         await holder.wait()
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
         began = time.monotonic()
         await until(lambda: resident() < before + (48 << 20))
         record_property("connections", connections)
@@ -268,8 +268,8 @@ async def test_unread_answers_have_one_budget(make_site: Callable[..., Site], re
             assert len(answers) == clients and set(answers) == {b"200", b"429"}
             assert answers.count(b"200") == len(site.engine.requests) - asked <= clients / 2
             assert 0 < peak <= most and during < before + 4 * most
-            assert site.app.lifecycle.in_flight <= answers.count(b"200")
-            await until(lambda: site.app.lifecycle.in_flight == 0)  # write_timeout
+            assert site.app.lifecycle.requests <= answers.count(b"200")
+            await until(lambda: site.app.lifecycle.requests == 0)  # write_timeout
             assert site.app.unread.used == 0
             async with httpx.AsyncClient(timeout=60) as http:
                 answer = await http.post(f"http://127.0.0.1:{port}{COMPLETIONS}", json=PROMPT_ROWS)

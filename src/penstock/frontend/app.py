@@ -78,7 +78,7 @@ def create_app(
     models.summaries.siblings = siblings
     bodies, unread = body_budget(limits), answer_budget(limits)
     lifecycle = Lifecycle()
-    metrics.in_flight = lambda: lifecycle.in_flight
+    metrics.in_flight = lambda: lifecycle.requests
     office = open_office(config, siblings)
     keys = office.keys if office is not None else ApiKeys(config.api_key, config.api_key_file)
     background = _background(keys, limits, models, storage, siblings, config.seed, office)

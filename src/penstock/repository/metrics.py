@@ -38,12 +38,13 @@ class RepositoryMetrics:
         """Returns the series of the models that are ready now."""
         found = [model for model in self._models() if isinstance(model, OneShotModel)]
         counts = [({"model": model.name, "version": model.version}, model.statistics_of) for model in found]
-        answered = ((labels, statistics.durations["success"].count) for labels, statistics in counts)
+        answered = ((labels, each.answered) for labels, each in counts)
         yield _tritons("request_success", "Requests answered.", answered)
         yield _tritons("count", "Rows inferred.", ((labels, each.inferences) for labels, each in counts))
         yield _tritons("exec_count", "Batches run.", ((labels, each.executions) for labels, each in counts))
+        durations = [(labels, each.durations) for labels, each in counts]
         for name, key, text in _DURATIONS:
-            times = ((labels, statistics.durations[key].ns // 1000) for labels, statistics in counts)
+            times = ((labels, each[key].ns // 1000) for labels, each in durations)
             yield _tritons(f"{name}_duration_us", f"Time of {text}, in µs.", times)
         failed = (
             ({**labels, "reason": reason}, count)
@@ -99,7 +100,7 @@ class RepositoryMetrics:
         yield from (reasons, full, rate, latency)
 
     def _rate(self, key: tuple[str, str], statistics: ModelStatistics) -> float:
-        now, count = time.monotonic(), statistics.durations["success"].count
+        now, count = time.monotonic(), statistics.answered
         began, before, rate = self._rates.get(key, (statistics.began, 0, 0.0))
         if now - began >= _WINDOW_SECONDS or key not in self._rates:
             rate = (count - before) / max(now - began, 0.001)

@@ -37,7 +37,7 @@ class ModelStatistics:
         self.executions = 0  # batches
         self.last = 0  # milliseconds since the epoch
         self.cache_hit, self.cache_miss, self._fail = Duration(), Duration(), Duration()
-        self._answered = 0  # requests
+        self.answered = 0  # requests
         self._answered_ns = self._queued_ns = 0  # sums of their times
         self.failures = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)  # requests, by reason
         self._batches: dict[tuple[int, int], list[int]] = {}  # by rows and requests: the count, and sums of the times
@@ -60,7 +60,7 @@ class ModelStatistics:
 
     def request(self, seconds: float, queued: float, count: int = 1) -> None:
         """Counts a request that was answered, or several that took as long."""
-        self._answered += count
+        self.answered += count
         self._answered_ns += int(seconds * 1e9) * count
         self._queued_ns += int(queued * 1e9) * count
         self.latency.observe(seconds, count)
@@ -74,9 +74,9 @@ class ModelStatistics:
                 one.count += count * requests
                 one.ns += ns * requests
         return {
-            "success": Duration(self._answered, self._answered_ns),
+            "success": Duration(self.answered, self._answered_ns),
             "fail": self._fail,
-            "queue": Duration(self._answered, self._queued_ns),
+            "queue": Duration(self.answered, self._queued_ns),
             **dict(zip(_OF_BATCH, compute, strict=True)),
             "cache_hit": self.cache_hit,
             "cache_miss": self.cache_miss,

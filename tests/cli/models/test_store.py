@@ -92,7 +92,7 @@ async def test_a_client_that_goes_ends_the_download_and_the_next_one_goes_on(sit
         with pytest.raises(ollama.ResponseError, match="another model is being pulled"):
             await ollama.AsyncClient(host=f"http://127.0.0.1:{port}").pull(MODEL)
         await client._client.aclose()
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
         dense_hub.stall_after.clear()
         dense_hub.go_on.set()
         again = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")

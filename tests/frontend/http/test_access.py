@@ -289,7 +289,7 @@ async def test_a_draining_server_finishes_what_it_has(site: Site) -> None:
     assert [(await site.http.get(path)).status_code for path in ("/livez", "/readyz", "/health")] == [200, 503, 503]
     site.engine.gate.set()
     assert (await held).status_code == 200
-    await asyncio.wait_for(site.app.lifecycle.idle(), PATIENCE)
+    await asyncio.wait_for(site.app.lifecycle.unused(), PATIENCE)
 
 
 async def test_a_dead_engine(site: Site) -> None:

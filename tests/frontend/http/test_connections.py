@@ -51,7 +51,7 @@ async def test_a_client_that_goes_is_aborted(
             await until(lambda: site.engine.running == 0)
         assert sorted(site.engine.aborted) == sorted(call.request_id for call in site.engine.requests)
         assert len(site.engine.aborted) == running
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
         site.engine.gate.set()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
@@ -76,7 +76,7 @@ async def test_what_a_request_had_is_freed_at_once(site: Site) -> None:
                 for _ in range(5):
                     writer.write(request("/v1/completions", fields))
                     assert (await next_answer(reader))[0] == status
-                await until(lambda: site.app.lifecycle.in_flight == 0)
+                await until(lambda: site.app.lifecycle.requests == 0)
                 assert len(held() - before) <= 1, fields  # the connection has its last request
     finally:
         gc.enable()
@@ -93,8 +93,8 @@ async def test_many_clients_that_go_leave_nothing_behind(site: Site) -> None:
                 for path, fields in CALLS * 4:
                     _, writer = await stack.enter_async_context(connection(port))
                     writer.write(request(path, fields))
-                await until(lambda: site.app.lifecycle.in_flight == 20)
-            await until(lambda: site.app.lifecycle.in_flight == 0 and site.engine.running == 0)
+                await until(lambda: site.app.lifecycle.requests == 20)
+            await until(lambda: site.app.lifecycle.requests == 0 and site.engine.running == 0)
         await until(lambda: asyncio.all_tasks() <= tasks)
 
 
@@ -102,8 +102,8 @@ async def test_a_client_that_goes_while_sending(site: Site) -> None:
     async with live(site) as port:
         async with connection(port) as (_, writer):
             writer.write(request("/v1/completions", PROMPT)[:-5])
-            await until(lambda: site.app.lifecycle.in_flight == 1)
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+            await until(lambda: site.app.lifecycle.requests == 1)
+        await until(lambda: site.app.lifecycle.requests == 0)
     assert site.engine.requests == []
 
 
@@ -123,7 +123,7 @@ async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Cal
         answer = await asyncio.wait_for(reader.read(), PATIENCE)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"error"' in answer
-    assert site.app.lifecycle.in_flight == 0
+    assert site.app.lifecycle.requests == 0
 
 
 async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Callable[..., Site]) -> None:
@@ -223,7 +223,7 @@ async def test_malformed_http_gets_an_error_of_the_documented_shape(
         status, error = await refusal(port, b"GET / HTTP/1.1\r\nx: " + b"y" * 2_000_000 + b"\r\n\r\n")
         assert (status, error["code"]) == (431, "headers_too_large")
         assert "65536 bytes" in error["message"]
-    assert site.app.lifecycle.in_flight == 0
+    assert site.app.lifecycle.requests == 0
     lines = [record.fields for record in caplog.records if record.name == "penstock.access"]
     refused = [line for line in lines if line["status"] in (400, 431)]
     assert len(refused) == len(MALFORMED) + 1
@@ -299,7 +299,7 @@ async def test_a_client_that_goes_is_aborted_even_if_its_next_request_waits(site
             writer.write(request("/v1/completions", {**PROMPT, "stream": True}) * 2)
             assert await asyncio.wait_for(status_of(reader), PATIENCE) == 200
             assert site.engine.running == 1
-        await until(lambda: site.engine.running == 0 and site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.engine.running == 0 and site.app.lifecycle.requests == 0)
     assert len(site.engine.requests) == 1
 
 
@@ -345,7 +345,7 @@ async def test_a_request_too_many_is_refused_after_the_earlier_answers(
         assert "the limit is 3" in body["error"]["message"]
         assert body["error"][error] == {"code": "too_many_pipelined", "type": "rate_limit_error"}[error]
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
     assert len(site.engine.requests) == 1
 
 

@@ -56,7 +56,7 @@ async def test_streams_go_on_beside_requests_that_are_given_up(make_site: SiteMa
     async with live(site) as port:
         for _ in range(TRIES):
             with flooding(kind, port):
-                await until(lambda: site.app.lifecycle.in_flight > 0)
+                await until(lambda: site.app.lifecycle.requests > 0)
                 busy = await iterations(SECONDS)
             p50, p99, slower = busy[len(busy) // 2], busy[-1 - len(busy) // 100], slowness()
             tries.append(f"{len(busy)} iterations, P50 {1e3 * p50:.1f} ms, P99 {1e3 * p99:.1f} ms, slower {slower:.1f}")
@@ -64,7 +64,7 @@ async def test_streams_go_on_beside_requests_that_are_given_up(make_site: SiteMa
                 break
         else:
             raise AssertionError(tries)
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
 
 
 @pytest.mark.parametrize("kind", FLOODS)
@@ -73,7 +73,7 @@ async def test_a_request_is_answered_beside_those_that_are_given_up(make_site: S
     site.says("hello")
     async with live(site) as port:
         with flooding(kind, port):
-            await until(lambda: site.app.lifecycle.in_flight > 0)
+            await until(lambda: site.app.lifecycle.requests > 0)
             seconds = []
             for _ in range(5):
                 began = time.monotonic()
@@ -115,7 +115,7 @@ async def test_a_client_that_went_before_its_turn_is_not_served(make_site: SiteM
             writer.write(POST)
             writer.transport.abort()
         await asyncio.sleep(0.1)
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 0)
         assert len(site.engine.requests) < 30
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(POST)

@@ -95,7 +95,7 @@ async def test_answers_and_streams(site: Site) -> None:
         assert "".join(text(answer) for answer in answers[:-1]) == site.tokenizer.decode(ids)
         finals = [answer.parameters[0].value.bool_param for answer in answers]
         assert finals == [False] * (len(answers) - 1) + [True] and not answers[-1].outputs
-    assert site.app.lifecycle.in_flight == 0
+    assert site.app.lifecycle.requests == 0
 
 
 @pytest.mark.parametrize("said", ["hello world", ""])
@@ -131,7 +131,7 @@ async def test_a_cancelled_call_ends_in_the_engine(site: Site, caplog: pytest.Lo
         await until(lambda: site.engine.running == 3)
         whole.cancel()
         opened.cancel()
-        await until(lambda: site.engine.running == 0 and site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.engine.running == 0 and site.app.lifecycle.requests == 0)
         assert len(site.engine.aborted) == 3
         codes = {(code, route) for _, route, code in site.metrics._requests}
         assert ("499", "/v2/models/{model}/infer") in codes and ("499", "/v2/models/{model}/infer_stream") in codes

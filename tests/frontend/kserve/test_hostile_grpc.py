@@ -152,8 +152,8 @@ async def test_a_whole_answer_counts_until_it_is_read(make_site: Callable[..., S
         call = raw(channel, method)
         await call.write(request(max_tokens=200_000).SerializeToString())
         await call.done_writing()
-        await until(lambda: site.app.lifecycle.in_flight == 1)
-        await until(lambda: site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.lifecycle.requests == 1)
+        await until(lambda: site.app.lifecycle.requests == 0)
         await asyncio.sleep(0.2)
         assert site.app.unread.used > 100_000
         assert len(await call.read()) > 200_000

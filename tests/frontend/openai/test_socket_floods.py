@@ -146,5 +146,5 @@ async def test_streams_of_a_socket_that_was_closed_end_quietly(
         writer.write(bytes((0x80 | TEXT, 0)))  # without a mask: a frame of a server
         received = await asyncio.wait_for(reader.read(), PATIENCE)
         assert (1002).to_bytes(2) in received
-        await until(lambda: site.app.sockets == 0 and site.app.lifecycle.in_flight == 0)
+        await until(lambda: site.app.sockets == 0 and site.app.lifecycle.requests == 0)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -173,7 +173,7 @@ async def test_limits_of_the_server_hold(make_site: Callable[..., Site]) -> None
                 await second.recv()
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
             await first.close()
-            await until(lambda: site.engine.running == 0 and site.app.lifecycle.in_flight == 0)
+            await until(lambda: site.engine.running == 0 and site.app.lifecycle.requests == 0)
         await until(lambda: site.app.sockets == 0 and site.app.bodies.used == 0)
 
 
@@ -346,7 +346,7 @@ async def test_unread_whole_answers_have_one_budget(make_site: Callable[..., Sit
             await ask(opened, id, **large)
         peak = 0
         async with asyncio.timeout(120):
-            while site.app.lifecycle.in_flight or len(site.engine.requests) < len(ids):
+            while site.app.lifecycle.requests or len(site.engine.requests) < len(ids):
                 peak = max(peak, site.app.unread.used)
                 await asyncio.sleep(0.005)
         held = site.app.unread.used  # the app has answered, and the sockets do not hold all of it

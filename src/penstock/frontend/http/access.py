@@ -64,14 +64,6 @@ class Lifecycle(InFlight):
         self.stopping = False  # the server is not ready, but accepts requests until it drains
         self.draining = False
 
-    @property
-    def in_flight(self) -> int:
-        return self.requests
-
-    async def idle(self) -> None:
-        """Returns when no request is being answered."""
-        await self.unused()
-
 
 class Background(Protocol):
     """Work beside the requests."""
@@ -326,9 +318,10 @@ class Access:
     def _record(self, scope: Scope, info: RequestInfo, code: int) -> None:
         """Records a request for its tenant before its client has all of the answer: a process that is killed then has
         answered nothing that is in no ledger."""
-        route = self._route_of(scope["path"])
-        if self.office is not None and not info.recorded and route.encode() not in OPEN_PATHS:
-            info.recorded = True
+        if self.office is None or info.recorded:
+            return
+        info.recorded, route = True, self._route_of(scope["path"])
+        if route.encode() not in OPEN_PATHS:
             self.office.record(info, _method(scope), route, code, self._proxies.client(scope))
 
     def _end(self, scope: Scope, info: RequestInfo, status: int | None) -> None:

@@ -62,7 +62,7 @@ class RequestInfo(msgspec.Struct):
     headers: Headers = msgspec.field(default_factory=list)  # of the answer
     error: str = ""  # the code of the error that is the answer
     texts: dict[str, str] = {}  # digests of the request and its answer, for the audit log
-    recorded: bool = False  # the ledger and the audit log have it
+    recorded: bool = False  # `Access` has given it to the ledger and the audit log
 
 
 def request_info(scope: Scope) -> RequestInfo:

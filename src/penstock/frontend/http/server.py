@@ -158,23 +158,23 @@ async def _drain(app: Access, hurry: asyncio.Event) -> None:
     """Refuses new requests, and waits for those in flight to finish."""
     lifecycle = app.lifecycle
     lifecycle.draining = True
-    if not lifecycle.in_flight:
+    if not lifecycle.requests:
         _log.info("stopping: no requests are in flight")
         return
     seconds = app.limits.drain_timeout
     _log.info(
         "stopping: %d requests in flight have %g s to finish (--drain-timeout), new ones get 503; "
         "a second signal ends them at once",
-        lifecycle.in_flight,
+        lifecycle.requests,
         seconds,
     )
-    waits = [asyncio.create_task(lifecycle.idle()), asyncio.create_task(hurry.wait())]
+    waits = [asyncio.create_task(lifecycle.unused()), asyncio.create_task(hurry.wait())]
     await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         task.cancel()
-    if lifecycle.in_flight:
+    if lifecycle.requests:
         why = "a second signal came" if hurry.is_set() else f"{seconds:g} s are over (--drain-timeout)"
-        _log.warning("stopping: %d requests are aborted, as %s", lifecycle.in_flight, why)
+        _log.warning("stopping: %d requests are aborted, as %s", lifecycle.requests, why)
 
 
 class _Server(uvicorn.Server):

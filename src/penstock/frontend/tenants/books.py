@@ -35,8 +35,8 @@ class Books(Protocol):
         """Reserves what a request may use, see Quotas. Raises APIError 503 if the counters cannot be reached."""
 
     def finish(self, row: LedgerRow | None, settled: Sequence[Settlement]) -> None:
-        """Writes the row of a request that has ended, and settles what was reserved for it. When this returns, the end
-        of this process loses no row: with several API processes, the supervisor gets it."""
+        """Writes the row of a request that has ended, and settles what was reserved for it. With several API processes
+        the supervisor has been sent the row when this returns: it gets it also if this process is killed then."""
 
     def written(self, row: LedgerRow) -> Awaitable[object]:
         """Writes a row of the ledger in the same way. Returns what waits until it is committed."""

@@ -17,39 +17,31 @@ from penstock.frontend.versions.series import Series
 from penstock.frontend.versions.versions import Versions
 from penstock.messages import EngineError, Sleep, Wake
 from penstock.observe.metrics import Metrics
+from penstock.tasks import InFlight
 
 _log = logging.getLogger("penstock.serving")
 
 
-class Version:
+class Version(InFlight):
     """A loaded model, and the number of requests that use it."""
 
     def __init__(self, model: ServedModel, series: Series) -> None:
+        super().__init__()
         self.model = model
         self.series = series
         self.metrics = series.of_model
-        self.requests = 0
         self.used = time.monotonic()  # when the last request ended
         self.left: Callable[[], object] = lambda: None  # called when a request has ended
-        self._unused = asyncio.Event()
-        self._unused.set()
 
     def enter(self) -> "Version":
         """Counts a request, which must call `leave` when it has ended."""
-        self.requests += 1
-        self._unused.clear()
+        self.__enter__()
         return self
 
     def leave(self) -> None:
-        self.requests -= 1
+        self.__exit__()
         self.used = time.monotonic()
-        if not self.requests:
-            self._unused.set()
         self.left()
-
-    async def unused(self) -> None:
-        """Returns when no request uses the version."""
-        await self._unused.wait()
 
     async def close(self) -> None:
         """Ends the engine and, if no request uses the version, the model's other processes."""
